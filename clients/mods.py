@@ -44,7 +44,7 @@ def as_mod(defense: Defense, rng: torch.Generator | None = None) -> Mod:
     that `on_update` returns unchanged are sent unchanged, to the bit; a `Payload` is decoded at the
     server by `strategies.curious.Curious`.
 
-    A reply becomes an error of its client if it has several records of arrays, if an array in it
+    A reply becomes an error of its client if it has several records of arrays or none, if an array in it
     was not broadcast in the same form, if the defended update is NaN or infinite, or if another mod
     keeps its memory under the same name.
 
@@ -53,8 +53,8 @@ def as_mod(defense: Defense, rng: torch.Generator | None = None) -> Mod:
         rng: source of its randomness; None draws a fresh seed from the operating system.
 
     Raises:
-        PluginError: it is no defense, does nothing, acts inside local training, or needs randomness
-            that all clients share.
+        PluginError: it is no defense, does nothing, acts inside local training, needs randomness
+            that all clients share, or has settings that follow from a client's data and rounds.
     """
     check_defense(defense)
     for hook in TRAINING_HOOKS:
@@ -67,6 +67,11 @@ def as_mod(defense: Defense, rng: torch.Generator | None = None) -> Mod:
         raise PluginError(
             f"{type(defense).__name__}: its clients agree on something in each round, for which a mod has no way; use "
             "it in fedsim's own ClientApp, or settings under which each client draws by itself"
+        )
+    if overrides(defense, "of_client"):
+        raise PluginError(
+            f"{type(defense).__name__}: its settings follow from the data and the rounds of each client, which a mod "
+            "does not know; use it in fedsim's own ClientApp, or state what it draws itself"
         )
     source = rng or torch.Generator()
     if rng is None:
@@ -110,10 +115,16 @@ def _round_number(message: Message) -> int:
 
 
 def _check_single_record(reply: Message, defense: Defense) -> None:
-    if (count := len(reply.content.array_records)) > 1:
+    count = len(reply.content.array_records)
+    if count > 1:
         raise RunError(
             f"{type(defense).__name__}: the reply has {count} records of arrays, but an update is defended as a whole; "
             "send one"
+        )
+    if not count:
+        raise RunError(
+            f"{type(defense).__name__}: the reply to a training message has no record of arrays, so that no update in "
+            "it would be defended; send the update as an ArrayRecord, or leave the defense out"
         )
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fedsim.base import errors as errors
 
 if TYPE_CHECKING:
+    from fedsim.api.app_runs import run_app
     from fedsim.api.comparing import Comparison, compare
     from fedsim.api.dossiers import verify_dossier, write_dossier
     from fedsim.api.in_memory import attack
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from fedsim.audit.evaluation.display import Display, DisplayMatrix, DisplayTable
     from fedsim.audit.evaluation.evaluator import EvaluationContext, Evaluator, FindingSpec, Judgement
     from fedsim.audit.evaluation.score import Score
-    from fedsim.audit.evaluation.truth import write_truth
+    from fedsim.audit.evaluation.truth import write_answers, write_truth
     from fedsim.base.errors import FedsimError
     from fedsim.base.task import Task
     from fedsim.data import Dataset, Examples
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from fedsim.federation.engines.engine import Engine, FederationJob
     from fedsim.federation.engines.serial import InProcessGrid
     from fedsim.interfaces.algorithm import ClientAlgorithm, ClientResult, LocalClient
+    from fedsim.interfaces.answer_findings import AnsweredValues
     from fedsim.interfaces.attack import Attack, Knowledge, Paper, Target
     from fedsim.interfaces.defense import Defense, Guarantee, Participation, Poisson, Setting
     from fedsim.interfaces.findings import (
@@ -59,10 +61,14 @@ if TYPE_CHECKING:
 
     Curious: Any
     CuriousGrid: Any
+    AnswerDefense: Any
+    answer_mod: Any
+    as_mod: Any
     partition_mod: Any
     record_app: Any
 
 _HOMES = {
+    "AnsweredValues": "fedsim.interfaces.answer_findings",
     "Attack": "fedsim.interfaces.attack",
     "ClaimScores": "fedsim.api.scoring",
     "ClientAlgorithm": "fedsim.interfaces.algorithm",
@@ -120,6 +126,9 @@ _HOMES = {
     "Transcript": "fedsim.recording.transcript",
     "Tuning": "fedsim.api.tuning",
     "Update": "fedsim.recording.wire_format",
+    "AnswerDefense": "clients.answer_mods",
+    "answer_mod": "clients.answer_mods",
+    "as_mod": "clients.mods",
     "attack": "fedsim.api.in_memory",
     "compare": "fedsim.api.comparing",
     "import_exchange": "fedsim.recording.exchange_files",
@@ -128,25 +137,28 @@ _HOMES = {
     "partition_mod": "clients.mods",
     "record_app": "strategies.curious_grid",
     "run": "fedsim.api.runs",
+    "run_app": "fedsim.api.app_runs",
     "score": "fedsim.api.scoring",
     "sweep": "fedsim.api.sweeping",
     "tune": "fedsim.api.tuning",
     "verify_dossier": "fedsim.api.dossiers",
+    "write_answers": "fedsim.audit.evaluation.truth",
     "write_dossier": "fedsim.api.dossiers",
     "write_truth": "fedsim.audit.evaluation.truth",
 }
 """Module of each public name."""
 __all__ = [
-    "Attack", "ClaimScores", "ClientAlgorithm", "ClientResult", "Comparison", "Config", "Curious",
-    "CuriousGrid", "Dataset", "Defense", "Display", "DisplayMatrix", "DisplayTable", "Engine",
+    "AnswerDefense", "AnsweredValues", "Attack", "ClaimScores", "ClientAlgorithm", "ClientResult", "Comparison",
+    "Config", "Curious", "CuriousGrid", "Dataset", "Defense", "Display", "DisplayMatrix", "DisplayTable", "Engine",
     "EvaluationContext", "Evaluator", "ExampleContext", "ExampleGroups",
     "ExampleMetric", "Examples", "FederationJob", "FedsimError", "Finding", "FindingSpec",
     "Guarantee", "InProcessGrid", "Inference", "Judgement", "Knowledge", "LabelDistribution", "Linkage",
     "LocalClient", "LocalContext", "LocalModel", "Measure", "Membership", "Metric", "Modality", "Panel", "Paper",
     "Participation", "Payload", "Poisson", "PropertyPresence", "Reconstruction", "ReportedRun",
     "Representatives", "Run", "Score", "Setting", "Sweep", "Target", "Task", "Texts",
-    "Transcript", "Tuning", "Update", "attack", "compare", "import_exchange", "lint", "open", "partition_mod",
-    "record_app", "run", "score", "sweep", "tune", "verify_dossier", "write_dossier", "write_truth",
+    "Transcript", "Tuning", "Update", "answer_mod", "as_mod", "attack", "compare", "import_exchange", "lint", "open",
+    "partition_mod", "record_app", "run", "run_app", "score", "sweep", "tune", "verify_dossier", "write_answers",
+    "write_dossier", "write_truth",
 ]  # fmt: skip
 
 

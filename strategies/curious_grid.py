@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ class CuriousGrid(Grid):
         count: the metric in which clients report N, if it is not Flower's `num-examples`.
         decodes: whether deltas, and updates that a defense of fedsim made sparse or quantised, are
             decoded for a strategy that reads dense weights or gradients alone.
+        partitions: by node, the client that it plays, where that is known.
 
     Raises:
         RunError: the folder cannot be written when it is made. Failures to record a message later
@@ -42,12 +43,18 @@ class CuriousGrid(Grid):
     """
 
     def __init__(
-        self, grid: Grid, recording: Recorder | Path | str, *, count: str = "num-examples", decodes: bool = False
+        self,
+        grid: Grid,
+        recording: Recorder | Path | str,
+        *,
+        count: str = "num-examples",
+        decodes: bool = False,
+        partitions: Mapping[int, int] | None = None,
     ) -> None:
         self.grid = grid
         recorder = recording if isinstance(recording, Recorder) else new_run_recorder(recording)
         self.recording = recorder.folder.parent
-        self._open_exchanges = _OpenExchanges(Observer(recorder, count), decodes=decodes)
+        self._open_exchanges = _OpenExchanges(Observer(recorder, count, partitions), decodes=decodes)
         # Called at the latest when the program ends.
         self._finalizer = weakref.finalize(self, self._open_exchanges.close)
         flower_log.info("fedsim: what this server sees is recorded in %s", self.recording)
@@ -133,6 +140,7 @@ class _OpenExchanges:
             if self._joinable is not None and self._joinable.absorb(exchange):
                 return self._joinable
             self._joinable = exchange if len(exchange.server_messages) == 1 and exchange.round else None
+            self._observer.number_exchange(exchange)
             self._exchanges.append(exchange)
             self._write_complete()
             return exchange

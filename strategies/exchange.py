@@ -64,6 +64,8 @@ class Exchange:
     """
 
     def __init__(self, messages: Sequence[Message], count: str = EXAMPLE_COUNT_KEYS[0]) -> None:
+        self.number = 0
+        """Its place in the order in which exchanges were sent, from 1; 0 before it has one."""
         self.unreadable_reason = ""
         """Reason why an array that was sent cannot be recorded; it is left out."""
         self.kind = messages[0].metadata.message_type if messages else ""
@@ -142,6 +144,11 @@ class Exchange:
     def silent_nodes(self) -> set[int]:
         """Return the nodes that did not answer a message though their reply was requested."""
         return {self.server_messages[index].node for index in self.awaited_indices - self._replies.keys()}
+
+    @property
+    def is_one_way(self) -> bool:
+        """Return whether nobody answered, and nobody asked for an answer."""
+        return not self._replies and not self.awaited_indices
 
     @property
     def is_open(self) -> bool:
@@ -310,17 +317,18 @@ class Exchange:
             names: node to the id of its client.
             recorded: clients whose updates are recorded.
         """
-        # Arrays of queries are in no round; models to train and to evaluate are.
-        is_query = self.kind.split(".")[0] == MessageType.QUERY
+        # Arrays of queries, and those that nobody is to answer, are in no round; models to train and to evaluate are.
+        are_kept = self.kind.split(".")[0] == MessageType.QUERY or (self.is_training and self.is_one_way)
         sent = [
-            _record_message(message.node, message.content, names, arrays=is_query) for message in self.server_messages
+            _record_message(message.node, message.content, names, arrays=are_kept) for message in self.server_messages
         ]
         replies: list[RecordedMessage] = []
         for message, reply in self.replies:
             is_recorded = names.get(message.node, message.node) in recorded
             replies.append(_record_message(message.node, reply, names, arrays=not is_recorded))
+        summed = {client for _, reply in self.replies if not isinstance(reply, str) for client in group_members(reply)}
         for index, message in enumerate(self.server_messages):
-            if index not in self._replies:
+            if index not in self._replies and names.get(message.node, message.node) not in summed:
                 reason = "no reply" if index in self.awaited_indices else "nobody asked for its reply"
                 replies.append(_record_message(message.node, reason, names, arrays=False))
         return RecordedExchange(

@@ -74,8 +74,8 @@ class MessageContent:
 
     @property
     def has_only_numbers(self) -> bool:
-        """Return whether a client sent only arrays, numbers and its partition id."""
-        config_keys = {key for record in self.config.values() for key in record}
+        """Return whether a client sent only arrays, numbers and its partition id, or a sum its members."""
+        config_keys = {key for name, record in self.config.items() if name != GROUP_RECORD for key in record}
         return config_keys <= {PARTITION_KEY} and all(is_number(value) for value in self.metric_values().values())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from flwr.app import Message
@@ -34,13 +34,19 @@ class Observer:
     Args:
         recorder: the recorder of the updates.
         count: the metric in which clients report N, if it is not Flower's.
+        partitions: by node, the client that it plays, where that is known; others are called by what they report.
     """
 
-    def __init__(self, recorder: Recorder, count: str = EXAMPLE_COUNT_KEYS[0]) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        count: str = EXAMPLE_COUNT_KEYS[0],
+        partitions: Mapping[int, int] | None = None,
+    ) -> None:
         self.recorder = recorder
         self._count_key = count
-        self._client_of_node: dict[int, int] = {}
-        self._node_of_client: dict[int, int] = {}
+        self._client_of_node: dict[int, int] = dict(partitions or {})
+        self._node_of_client: dict[int, int] = {client: node for node, client in self._client_of_node.items()}
         self._num_exchanges = 0
         self._recorded_rounds: set[int] = set()
         self._logged_differing = ""
@@ -71,15 +77,21 @@ class Observer:
             flower_log.error("fedsim: a reply is not recorded: %s", one_line(error_reason(error)))
         return index
 
+    def number_exchange(self, exchange: Exchange) -> None:
+        """Give an exchange the next number, unless it has one."""
+        if not exchange.number:
+            self._num_exchanges += 1
+            exchange.number = self._num_exchanges
+
     def write_exchange(self, exchange: Exchange) -> None:
         """Write an exchange with the replies that it has so far."""
-        self._num_exchanges += 1
+        self.number_exchange(exchange)
         try:
             self._write_exchange(exchange)
         except Exception as error:  # a full disk, or messages that hold anything
             flower_log.error(
                 "fedsim: messages %d, %s, are not recorded: %s",
-                self._num_exchanges,
+                exchange.number,
                 one_line(exchange.kind),
                 one_line(error_reason(error)),
             )
@@ -127,9 +139,9 @@ class Observer:
             if not isinstance(reply, str):
                 repliers.add(self._client_of_node.get(message.node, message.node))
         recorded = {update.client for update in updates}
-        if repliers != recorded or not exchange.fits_in_updates:
+        if repliers != recorded or exchange.is_one_way or not exchange.fits_in_updates:
             recorded_as = number if updates else 0
-            messages = exchange.to_recording(self._num_exchanges, recorded_as, self._client_of_node, recorded)
+            messages = exchange.to_recording(exchange.number, recorded_as, self._client_of_node, recorded)
             self.recorder.note(write_messages(self.recorder.folder.parent / MESSAGES_FOLDER, messages))
         for node in sorted(exchange.repeat_repliers):
             flower_log.warning("fedsim: node %d answered more than once; its first answer is recorded", node)
@@ -142,7 +154,9 @@ class Observer:
         failures: dict[int, str] = {}
         answers = list(self._read_updates(number, exchange, exchange.replies, failures))
         updates = [update for update in answers if update is not None]
-        failures |= {self._client_of_node.get(node, node): "no reply" for node in exchange.silent_nodes}
+        members = {client for update in updates for client in update.members}  # they answered, in a sum
+        silent = {self._client_of_node.get(node, node) for node in exchange.silent_nodes}
+        failures |= dict.fromkeys(sorted(silent - members), "no reply")
         if updates or (failures and not answers):  # a client sent an update, or all of them failed
             if exchange.round and exchange.round != number:
                 flower_log.warning(

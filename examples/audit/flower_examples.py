@@ -1,10 +1,10 @@
-"""Audit Flower's own example apps, unchanged: python flower_examples.py FLOWER [NAME ...]
+"""Audit Flower's own apps, unchanged: python flower_examples.py FLOWER [NAME ...]
 
 FLOWER is your checkout of Flower's repository (https://github.com/adap/flower); nothing is fetched, and nothing in it
 is changed. Each app runs two rounds over ten simulated clients in one process, once as it is and once watched by a
 CuriousGrid. In the place of the data that it would download, each client gets five images of handwritten digits (from
-scikit-learn), or as many rows of random numbers. What was recorded is attacked, and a line says what came of it:
-whether the server sent the same bytes with and without the audit, what is recorded, and the first client's images.
+scikit-learn), or rows of random numbers. What was recorded is attacked, and a line says what came of it:
+whether the server sent the same bytes with and without the audit, what is recorded, and the first client's examples.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib
-import os
 import random
 import shutil
 import subprocess
@@ -20,154 +19,20 @@ import sys
 import tempfile
 import textwrap
 import tomllib
-import types
 from collections.abc import Iterable
 from copy import deepcopy
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-CLIENTS, HELD = 10, 5
-TRAINED_ON = HELD * 4 // 5
-"""Of what a client holds; the apps keep a fifth to test on."""
-IMAGES = {"uoft-cs/cifar10": ("img", 3, 32), "ylecun/mnist": ("image", 1, 28)}
-IMAGES["zalando-datasets/fashion_mnist"] = ("image", 1, 28)
-"""Of each data set, what its images are called, their channels and size."""
+from flower_example_apps import APPS, App
+from flower_example_data import CLIENTS, TRAINED_ON, offline, shown
+
 MOVED = {
     "from flwr.common.typing import UserConfig": "UserConfig = dict",
     "flwr.client.typing": "flwr.clientapp.typing",
+    "from flwr.client.client import": "from flwr.client import",
 }
 """Names that examples of early 2026 import from where flwr 1.41 has them no more."""
-
-
-@dataclass(frozen=True)
-class App:
-    """How an example is run and attacked.
-
-    Attributes:
-        package: where its code is.
-        shape: of an input.
-        ends: lowest and highest value of an input.
-        classes: how many.
-        model: what builds the network; by default the app's `Net`.
-        settings: of its run_config, beside two rounds of one local epoch.
-        knowledge: lines of [adversary.knowledge] beside the model, its inputs and classes.
-        app: lines of [app].
-        attack: lines of [[attack]].
-        code: a module `said_by_auditor`, for what only the auditor knows.
-    """
-
-    package: str
-    shape: tuple[int, ...] = (3, 32, 32)
-    ends: tuple[float, float] = (-1.0, 1.0)
-    classes: int = 10
-    model: str = "task:Net"
-    settings: dict[str, Any] = field(default_factory=dict)
-    knowledge: str = ""
-    app: str = ""
-    attack: str = 'name = "inverting-gradients"\niterations = 1000\nstep_size = 0.1\nsigned = true'
-    code: str = ""
-
-
-MNIST = (-0.1307 / 0.3081, (1 - 0.1307) / 0.3081)
-PROBABILITY = "import torch\n\ndef logit(probability, inputs):\n    return torch.logit(probability, 1e-6)\n"
-VAE = """
-    import torch
-
-    def loss_of_each(returned, inputs):
-        images, mean, logvar = returned
-        far = (images - inputs).square().flatten(1).mean(1)
-        return (far - 0.025 * (1 + logvar - mean.pow(2) - logvar.exp()).mean(1))[:, None]
-
-    def loss(outputs, labels):
-        return outputs.mean()
-"""
-TWIN = """
-    from torch import nn
-
-    def make():
-        return nn.Linear(4, 3).double()
-"""
-MEAN_SQUARE = """
-    from pytorchlightning_example.task import LitAutoEncoder
-
-    class Decoded(LitAutoEncoder):
-        def forward(self, images):
-            flat = images.flatten(1)
-            return (self.decoder(self.encoder(flat)) - flat).square().mean(1, keepdim=True)
-
-    def loss(outputs, labels):
-        return outputs.mean()
-"""
-CHANNELS_LAST = """
-    from torch import nn
-
-    class Rows(nn.Module):  # flattens as frameworks do that have their channels last
-        def forward(self, images):
-            return images.permute(0, 2, 3, 1).flatten(1)
-
-    def keras():
-        features = nn.Conv2d(3, 32, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2)
-        return nn.Sequential(*features, Rows(), nn.Dropout(), nn.Linear(2304, 10))
-
-    def flax():
-        layers = []
-        for inputs, outputs in ((1, 6), (6, 16)):
-            layers += [nn.Conv2d(inputs, outputs, 5, padding="same"), nn.ReLU(), nn.AvgPool2d(2)]
-        layers += [Rows(), nn.Linear(784, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)]
-        return nn.Sequential(*layers)
-"""
-BIAS_FIRST = [f"{layer}.{kind}" for layer in (0, 3, 7, 9, 11) for kind in ("bias", "weight")]
-APPS = {
-    "quickstart-pytorch": App("pytorchexample"),
-    "advanced-pytorch": App("pytorch_example", (1, 28, 28), MNIST, settings={"fraction-train": 1.0}),
-    "opacus": App("opacus_fl"),
-    "custom-mods": App("custom_mods"),
-    "federated-vae": App(
-        "fedvaeexample",
-        classes=0,
-        knowledge='loss = "said_by_auditor:loss"\nlabels = true',
-        app='outputs = "said_by_auditor:loss_of_each"',
-        code=VAE,
-    ),
-    "fl-tabular": App(
-        "fltabular",
-        (14,),
-        (-4.0, 4.0),
-        2,
-        "task:IncomeClassifier",
-        knowledge='loss = "bce"\nlabels = true',
-        app=f'outputs = "said_by_auditor:logit"\nnum_examples = {TRAINED_ON}',
-        code=PROBABILITY,
-    ),
-    "quickstart-sklearn": App(
-        "sklearnexample", (4,), (-4.0, 4.0), 3, "said_by_auditor:make", app='dtype = "float64"', code=TWIN
-    ),
-    "quickstart-pytorch-lightning": App(
-        "pytorchlightning_example",
-        (1, 28, 28),
-        (0.0, 1.0),
-        0,
-        "said_by_auditor:Decoded",
-        knowledge='loss = "said_by_auditor:loss"\nlabels = true',
-        code=MEAN_SQUARE,
-    ),
-    "quickstart-tensorflow": App(
-        "tfexample", ends=(0.0, 1.0), model="said_by_auditor:keras", app="transposed = true", code=CHANNELS_LAST
-    ),
-    "quickstart-jax": App(
-        "jaxexample",
-        (1, 28, 28),
-        (0.0, 1.0),
-        model="said_by_auditor:flax",
-        settings={"batch-size": TRAINED_ON, "fraction-evaluate": 0.0},
-        app=f"transposed = true\nnames = {BIAS_FIRST}",
-        code=CHANNELS_LAST,
-    ),
-    "flower-secure-aggregation": App("secaggexample", settings={"is-demo": False}),
-    "fl-dp-sa": App("fl_dp_sa", (1, 28, 28), settings={"num-sampled-clients": 5 * CLIENTS}),
-}
-"""By the name of their folder."""
 
 
 def main() -> None:
@@ -185,14 +50,15 @@ def main() -> None:
         sys.exit(f"{unknown.pop()}: is none of {', '.join(APPS)}")
     print(f"{'app':30}{'same bytes':12}{'recorded':34}what the attack found")
     for name in chosen.names or APPS:
-        source = chosen.flower / "examples" / name
+        source = chosen.flower / APPS[name].folder / name
         if not source.is_dir():
             print(f"{name:30}not in this checkout: there is no {source}")
             continue
         with tempfile.TemporaryDirectory() as folder:
-            print(f"{name:30}{audit(name, source, Path(folder) / name)}", flush=True)
-            if chosen.keep is not None and (Path(folder) / name / "recording").is_dir():
-                shutil.copytree(Path(folder) / name / "recording", chosen.keep / name, dirs_exist_ok=True)
+            work = Path(folder) / source.name
+            print(f"{source.name:30}{audit(name, source, work)}", flush=True)
+            if chosen.keep is not None and (work / "recording").is_dir():
+                shutil.copytree(work / "recording", chosen.keep / source.name, dirs_exist_ok=True)
 
 
 def audit(name: str, source: Path, work: Path) -> str:
@@ -206,18 +72,31 @@ def audit(name: str, source: Path, work: Path) -> str:
     plain, watched = (started(name, work, *more) for more in ([], ["--keep", str(work / "recording")]))
     if plain.returncode or watched.returncode:
         return f"does not run here: {last_line(plain.stderr or watched.stderr)}"
-    same = "yes" if plain.stdout == watched.stdout else "NO"
-    from fedsim import FedsimError, Transcript
+    same = "yes" if last_line(plain.stdout) == last_line(watched.stdout) else "NO"  # apps print times and paths, too
+    from fedsim import Transcript
 
-    try:
-        transcript = Transcript(work / "recording")
-    except FedsimError as error:
-        return f"{same:12}{error}"
+    if not any((work / "recording" / "run-1" / "transcript").glob("round-*")):
+        app = APPS[name]
+        found = f"not attacked: {app.refused}" if app.refused else attacked(app, work, '"#1"')
+        return f"{same:12}{describe_messages(work):34} {found}"
+    transcript = Transcript(work / "recording")
     update = transcript.recorded_update(1, transcript.clients(1)[0])
     count = sum(len(transcript.clients(number)) for number in transcript.rounds)
     what = f"sums of {len(update.members)} clients" if update.members else "updates"
     recorded = f"{count} {what}, N {update.num_examples}"
+    if APPS[name].refused:
+        return f"{same:12}{recorded:34}not attacked: {APPS[name].refused}"
     return f"{same:12}{recorded:34}{attacked(APPS[name], work, update.client)}"
+
+
+def describe_messages(work: Path) -> str:
+    """Count the answers that are no updates, by the kind of the message."""
+    from fedsim.recording.messages import read_messages
+
+    counts: dict[str, int] = {}
+    for exchange in read_messages(work / "recording" / "run-1" / "messages"):
+        counts[exchange.kind] = counts.get(exchange.kind, 0) + sum(not reply.error for reply in exchange.replies)
+    return ", ".join(f"{count} answers to {kind}" for kind, count in counts.items())
 
 
 def started(name: str, work: Path, *more: str) -> subprocess.CompletedProcess[str]:
@@ -226,15 +105,18 @@ def started(name: str, work: Path, *more: str) -> subprocess.CompletedProcess[st
     return subprocess.run(command, cwd=work, capture_output=True, text=True, check=False)
 
 
-def attacked(app: App, work: Path, client: int) -> str:
+def attacked(app: App, work: Path, client: int | str) -> str:
     """The attack on the first update, and its score beside the floor, or the sentence with which it is refused."""
     (work / "said_by_auditor.py").write_text(textwrap.dedent(app.code))
     model = app.model if app.model.startswith("said") else f"{app.package}.{app.model}"
+    model = f'"{model}"' if app.model else "false"
+    truths = [f'{client} = "truth.safetensors"'] if (work / "truth.safetensors").exists() else []
+    truths += ['public = "public.safetensors"'] if (work / "public.safetensors").exists() else []
     classes = f"num_classes = {app.classes}" if app.classes else ""
     (work / "attack.toml").write_text(
-        f'[adversary.knowledge]\nmodel = "{model}"\ninput_shape = {list(app.shape)}\nvalue_range = {list(app.ends)}\n'
-        f"{classes}\n{app.knowledge}\n[app]\n{app.app}\n[[attack]]\n{app.attack}\n"
-        f'[truth]\n{client} = "truth.safetensors"\n'
+        f"[adversary]\n{app.adversary}\n[adversary.knowledge]\nmodel = {model}\ninput_shape = {list(app.shape)}\n"
+        f"value_range = {list(app.ends)}\n"
+        f"{classes}\n{app.knowledge}\n[app]\n{app.app}\n[[attack]]\n{app.attack}\n" + "\n".join(["[truth]", *truths])
     )
     command = [
         str(Path(sys.executable).with_name("fedsim")),
@@ -250,12 +132,18 @@ def attacked(app: App, work: Path, client: int) -> str:
 
     scores = fedsim.open(work / "recording").scores.set_index("metric")
     told = []
-    for metric, unit in (("psnr", " dB"), ("mse", ""), ("label_accuracy", "")):
+    for metric, unit in (
+        ("psnr", " dB"),
+        ("mse", ""),
+        ("columns_right", ""),
+        ("label_accuracy", ""),
+        ("row_label_auc", ""),
+    ):
         if metric in scores.index:
             row = scores.loc[metric]
             floor = f" (floor {float(row['floor']):.2f})" if str(row["floor"]) not in ("", "nan") else ""
             told.append(f"{metric} {float(row['value']):.2f}{unit}{floor}")
-    return ", ".join(told)
+    return ", ".join(told) or "attacked, not scored"
 
 
 def last_line(text: str) -> str:
@@ -269,10 +157,16 @@ def run(name: str, work: Path, watched: Path | None) -> None:
     import torch
     from flwr.app import Context, RecordDict
 
+    import fedsim
+    from fedsim.federation.app_file import flatten_run_config
+    from fedsim.federation.legacy_order import order_legacy_clients
+
     offline()
     sys.path.insert(0, str(work))
     config = tomllib.loads((work / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
-    settings = {**config.get("config", {}), **APPS[name].settings, "num-server-rounds": 2}
+    settings = {**flatten_run_config(config.get("config", {})), **APPS[name].settings}
+    if "num-server-rounds" in settings:
+        settings["num-server-rounds"] = 2
     if "local-epochs" in settings:
         settings["local-epochs"] = 1
     apps = []
@@ -282,19 +176,17 @@ def run(name: str, work: Path, watched: Path | None) -> None:
     keras: Any = sys.modules.get("keras")
     for seed in (random.seed, np.random.seed, torch.manual_seed, *([keras.utils.set_random_seed] if keras else [])):
         seed(0)
-    wire = a_wire(apps[1], settings)
+    wire = a_wire(apps[1], settings, APPS[name].clients, work)
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=settings)
-    if watched is None:
-        apps[0](wire, context)
-    else:
-        import fedsim
-
-        fedsim.record_app(apps[0], watched)(wire, context)
-        write_truth(work / "truth.safetensors", name)
+    with order_legacy_clients():
+        server = apps[0] if watched is None else fedsim.record_app(apps[0], watched)
+        server(wire, context)
+    if watched is not None:
+        write_truth(work, name)
     sys.stdout.write(f"\n{wire.sent.hexdigest()}\n")
 
 
-def a_wire(client_app: Any, settings: dict[str, Any]) -> Any:
+def a_wire(client_app: Any, settings: dict[str, Any], clients: int, work: Path) -> Any:
     """A Grid to clients in this process; each gets a message of its own, as over a network."""
     from flwr.app import Message
 
@@ -314,79 +206,48 @@ def a_wire(client_app: Any, settings: dict[str, Any]) -> Any:
                 ids.append(number)
             return ids
 
-    wire = Wire(client_app, CLIENTS)
-    for node in wire.get_node_ids():
-        wire._contexts[node].run_config.update(settings)
+    wire = Wire(client_app, clients, settings)
+    for node, partition in wire.partitions.items():  # apps for devices are told where their data are
+        wire._contexts[node].node_config["dataset-path"] = f"{data_set_of(work)}#{partition}"
     return wire
 
 
-# The only thing that is changed in an app: where its data come from.
+def data_set_of(work: Path) -> str:
+    """Return the data set of an app that loads its own from a disk."""
+    return "ylecun/mnist" if work.name == "embedded-devices" else "uoft-cs/cifar10"
 
 
-def offline() -> None:
-    """Data of our own in the place of downloads, and nothing in the place of Weights & Biases."""
-    os.environ |= {"HF_HUB_OFFLINE": "1", "FLWR_TELEMETRY_ENABLED": "0"}
-    import datasets
-    import flwr_datasets
-
-    flwr_datasets.FederatedDataset = Here
-    split, batch = datasets.Dataset.train_test_split, datasets.Dataset.batch
-    datasets.Dataset.train_test_split = lambda self, *given, **named: split(self, *given, **{"seed": 42} | named)
-    datasets.Dataset.batch = lambda self, size, **named: batch(self, size, **named | {"num_proc": None})
-    datasets.load_dataset = lambda name, split=None: shown(name, 0) if split else {"test": shown(name, 0)}
-    wandb: Any = types.ModuleType("wandb")
-    wandb.init = wandb.log = lambda *given, **named: None
-    sys.modules.setdefault("wandb", wandb)
-
-
-class Here:
-    """Takes the place of `flwr_datasets.FederatedDataset`."""
-
-    def __init__(self, dataset: str, **partitioners: Any) -> None:
-        self.name = dataset
-
-    def load_partition(self, partition: int, split: str | None = None) -> Any:
-        """What a client holds."""
-        return shown(self.name, partition)
-
-
-def shown(name: str, partition: int) -> Any:
-    """`HELD` examples under the names that the data set has for them."""
-    import numpy as np
-    from datasets import Dataset
-    from PIL import Image
-    from sklearn.datasets import load_digits
-
-    rng = np.random.default_rng(partition)
-    if name in IMAGES:
-        key, channels, size = IMAGES[name]
-        digits = load_digits()
-        mine = slice(partition * HELD, (partition + 1) * HELD)
-        images = [
-            Image.fromarray((image * 15.9).astype(np.uint8)).resize((size, size)) for image in digits.images[mine]
-        ]
-        images = [image.convert("RGB") if channels == 3 else image for image in images]
-        return Dataset.from_dict({key: images, "label": digits.target[mine]})
-    if "iris" in name:
-        names = "petal_length", "petal_width", "sepal_length", "sepal_width"
-        columns: dict[str, Any] = {key: rng.normal(size=HELD) for key in names}
-        return Dataset.from_dict(columns | {"species": np.arange(HELD) % 3})
-    columns = {f"column {k}": rng.normal(size=HELD) for k in range(14)}
-    return Dataset.from_dict(columns | {"income": [["<=50K", ">50K"][k % 2] for k in range(HELD)]})
-
-
-def write_truth(path: Path, name: str) -> None:
-    """What the first client trained on, for the score alone."""
+def write_truth(work: Path, name: str) -> None:
+    """Write what the first client trained on, for the score alone."""
     import datasets
     import numpy as np
     import torch
-    from safetensors.torch import save_file
 
     app = APPS[name]
+    if app.refused:
+        return
+    if app.loader == "survived":  # a party with features has the rows, and others have their labels
+        labels = torch.tensor(shown("titanic", 0)["Survived"])
+        save_rows(work / "truth.safetensors", app, torch.zeros(len(labels), *app.shape), labels)
+        return
+    if app.loader == "rows":
+        for file, rows in (
+            ("truth", shown("higgs", 0).train_test_split(test_size=0.2, seed=42)["train"]),
+            ("public", shown("higgs", CLIENTS)),
+        ):
+            inputs, labels = torch.tensor(rows["inputs"]), torch.tensor(rows["label"])
+            save_rows(work / f"{file}.safetensors", app, inputs, labels)
+        return
+    if not app.loader:
+        held = load_as_baseline(name)
+        save_rows(work / "truth.safetensors", app, *held)
+        return
     task = importlib.import_module(f"{app.package}.task")
-    accepted = task.load_data.__code__.co_varnames[: task.load_data.__code__.co_argcount]
+    load = getattr(task, app.loader)
+    accepted = load.__code__.co_varnames[: load.__code__.co_argcount]
     given: dict[str, Any] = {"partition_id": 0, "num_partitions": CLIENTS, "batch_size": TRAINED_ON, "is_demo": False}
-    held = task.load_data(**{key: value for key, value in given.items() if key in accepted})
+    given["path"] = f"{data_set_of(work)}#0"
+    held = load(**{key: value for key, value in given.items() if key in accepted})
     if isinstance(held[0], torch.utils.data.DataLoader | datasets.Dataset):
         pairs = [tuple(batch.values()) if isinstance(batch, dict) else batch for batch in held[0]]
         inputs, labels = (torch.cat([torch.as_tensor(np.asarray(pair[k])) for pair in pairs]) for k in (0, 1))
@@ -394,6 +255,35 @@ def write_truth(path: Path, name: str) -> None:
         inputs, labels = torch.as_tensor(held[0]), torch.as_tensor(held[1])
     if inputs.shape[1:] != app.shape and inputs.ndim > 2:
         inputs = inputs.reshape(len(inputs), *app.shape[1:], app.shape[0]).permute(0, 3, 1, 2)  # channels were last
+    save_rows(work / "truth.safetensors", app, inputs, labels)
+
+
+def load_as_baseline(name: str) -> tuple[Any, Any]:
+    """Load what the first client of a baseline trained on, whose loader takes settings of its own."""
+    import torch
+
+    app = APPS[name]
+    module = importlib.import_module(f"{app.package}.dataset")
+    if name == "fedprox":
+        rows = shown("ylecun/mnist", 0).train_test_split(test_size=0.2, seed=42)["train"]
+        rows, key = rows.with_transform(module.apply_transforms), "image"
+    else:
+        share = {"train_size": 0.8} if name == "fedrep" else {"test_size": 0.2}
+        rows = shown("uoft-cs/cifar10", 0).train_test_split(**share, seed=42 if name == "fedrep" else 0)["train"]
+        transform = module.apply_transforms if name == "floco" else None
+        rows, key = (rows.with_transform(transform) if transform else rows), "img"
+    images = [row[key] for row in rows]
+    if not isinstance(images[0], torch.Tensor):
+        from torchvision.transforms.functional import to_tensor
+
+        images = [2 * to_tensor(image) - 1 for image in images]
+    return torch.stack(images), torch.tensor([row["label"] for row in rows])
+
+
+def save_rows(path: Path, app: Any, inputs: Any, labels: Any) -> None:
+    """Write examples in [0, 1]."""
+    from safetensors.torch import save_file
+
     low, high = app.ends
     data = ((inputs.float() - low) / (high - low)).clamp(0, 1)
     save_file({"data": data.contiguous(), "labels": labels.reshape(-1).long().contiguous()}, path)

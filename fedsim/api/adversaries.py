@@ -6,8 +6,10 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedsim.base.errors import ConfigError
+from fedsim.federation.app_file import RUN_TABLES, AppFile, flatten_run_config
 from fedsim.federation.config import AttackFile, Config, validate_tables
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.reading import read_toml
@@ -54,6 +56,9 @@ def read_adversary(
         return Adversary()
     source = file if file is not None else folder.experiment
     tables = read_toml(source, overrides)
+    if folder.app.is_file():
+        check_app_tables(folder, tables, source)
+        tables = {key: table for key, table in tables.items() if key not in RUN_TABLES}
     kind = Config if set(tables) - set(AttackFile.model_fields) else AttackFile
     spec: AttackFile = validate_tables(kind, tables, str(source))
     is_outside = not is_in_run_folder(source, folder.path)
@@ -62,8 +67,24 @@ def read_adversary(
     check_trust(spec, source, trust or is_outside)
     if file is not None and isinstance(spec, Config):
         _check_same_run(spec, file, folder)
-    command = ["fedsim", "attack", "RUN", *([file.name] if file is not None else []), *_override_options(overrides)]
+    command = ["fedsim", "attack", "RUN", *([file.name] if file is not None else []), *override_options(overrides)]
     return Adversary(spec=spec, beside=source.parent, command=shlex.join(command))
+
+
+def check_app_tables(run: OpenRun, tables: dict[str, Any], file: Path) -> None:
+    """Raise ConfigError where a file says that the app of a run was run otherwise."""
+    made = read_toml(run.app)
+    spec = validate_tables(AppFile, {key: tables[key] for key in RUN_TABLES if key in tables}, str(file))
+    stated = spec.model_dump(mode="json", exclude_none=True, include=set(RUN_TABLES) & set(tables))
+    if "run_config" in stated:
+        stated["run_config"] = flatten_run_config(stated["run_config"])
+        made["run_config"] = {key: made.get("run_config", {}).get(key) for key in stated["run_config"]}
+    for key, table in stated.items():
+        if table != made.get(key, [] if key == "defense" else None):
+            raise ConfigError(
+                f"{file}: {key}: the app was run with {made.get(key, 'none')}, and this file says {table}; run it anew "
+                "with `fedsim run --app`, or leave the table out"
+            )
 
 
 def _check_same_run(spec: Config, file: Path, run: OpenRun) -> None:
@@ -78,7 +99,7 @@ def _check_same_run(spec: Config, file: Path, run: OpenRun) -> None:
         )
 
 
-def _override_options(overrides: Iterable[str]) -> list[str]:
+def override_options(overrides: Iterable[str]) -> list[str]:
     """Return the overrides as options of a command, with paths on this machine cut to their last part."""
     options: list[str] = []
     for override in overrides:

@@ -10,6 +10,7 @@ from typing import Any
 from fedsim.api.objects import name_objects, replace_objects
 from fedsim.api.runs import check_changes, copy_tables
 from fedsim.base.errors import FedsimError
+from fedsim.federation.app_file import AppFile, is_app_file
 from fedsim.federation.build import resolve
 from fedsim.federation.config import AttackFile, Config, validate_tables
 from fedsim.federation.reading import config_of, read_toml, set_value
@@ -88,10 +89,10 @@ def lint_file(path: Path, changes: Iterable[tuple[str, Any]], *, trust: bool) ->
 def _read_spec(tables: dict[str, Any], where: str, folder: Path, *, trusted: bool = True) -> AttackFile:
     """Return an attack file where there are no other tables; else an experiment whose plug-ins take their settings."""
     is_attack_file = bool(tables) and not set(tables) - set(AttackFile.model_fields)
-    if is_attack_file:
-        spec = validate_tables(AttackFile, tables, where)
+    if is_attack_file or is_app_file(tables):
+        spec = validate_tables(AttackFile if is_attack_file else AppFile, tables, where)
         check_trust(spec, Path(where), trusted)
-        return spec
+        return spec.attack_file if isinstance(spec, AppFile) else spec
     config = config_of(tables, where, folder)
     check_trust(config, Path(where), trusted)
     resolve(config)

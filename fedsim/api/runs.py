@@ -95,7 +95,7 @@ def run(
     run_folder = OpenRun(default_folder(Path(str(experiment))) if out is None else _path(out, "out"))
     with listen_to_progress(progress):
         done = pipeline.run(config, run_folder, overwrite=overwrite, follow=follow_with(progress))
-    _raise_failures(done)
+    raise_failures(done)
     return Run(run_folder.path, trust=True)
 
 
@@ -260,7 +260,7 @@ class Run:
         victim: int | None = None,
         round: int | Sequence[int] | None = None,
         knowledge: Mapping[str, Any] | None = None,
-        who: Literal["server", "outsider"] | Sequence[int] | None = None,
+        who: Literal["server", "outsider", "feature-party"] | Sequence[int] | None = None,
         progress: ProgressListener | None = None,
         **settings: Any,
     ) -> Finding:
@@ -317,7 +317,7 @@ class Run:
         """
         with listen_to_progress(progress):
             done = pipeline.resume(OpenRun(self.path), trust=self._trust, follow=follow_with(progress))
-        _raise_failures(done)
+        raise_failures(done)
         return self
 
     @serialize_calls
@@ -479,7 +479,7 @@ def follow_with(progress: ProgressListener | None) -> Callable[[AttackJob, int, 
     return follow
 
 
-def _raise_failures(done: pipeline.AuditResult) -> None:
+def raise_failures(done: pipeline.AuditResult) -> None:
     """Raise RunError where an attack, a score or a picture failed."""
     if done.failures:
         raise RunError(f"{'; '.join(done.failures)}; all else is kept, fedsim.open({str(done.folder.path)!r}) reads it")

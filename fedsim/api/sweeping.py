@@ -26,6 +26,9 @@ from fedsim.base.progress import ProgressListener, listen_to_progress, report_pr
 from fedsim.base.randomness import serialize_calls
 from fedsim.base.workers import run_in_processes
 from fedsim.federation import lock
+from fedsim.federation.app_file import AppFile
+from fedsim.federation.config import Config
+from fedsim.federation.flower_app import read_app
 from fedsim.federation.run_folder import default_folder
 from fedsim.report.sweep_page import FILE, PAGE, write_sweep_page
 from fedsim.report.undefended_leaks import explain_no_leak
@@ -52,6 +55,7 @@ def sweep(
     experiment: str | Path | Mapping[str, Any],
     out: str | Path | None = None,
     *,
+    app: str | Path | None = None,
     cells: str | Path | None = None,
     set: Mapping[str, Any] | None = None,
     trust: bool = False,
@@ -62,7 +66,9 @@ def sweep(
     Args:
         experiment: a sweep file, or its tables as a dict.
         out: the folder for the tables; `runs/NAME` by default for a file `NAME.toml`.
-        cells: the store of cells, which sweeps share; `runs/cells` by default.
+        app: the folder of a Flower app, which each cell runs in the place of an experiment; the file is one as for
+            `fedsim.run_app`, with a [sweep] table.
+        cells: the store of cells, which sweeps share; `runs/cells` by default. An app's cells are kept in `out`.
         set: settings to change, such as `{"federation.rounds": 3, "sweep.seeds": [1]}`.
         trust: import code that a file in a run folder names.
         progress: called as `progress(what, done, total)`.
@@ -73,19 +79,24 @@ def sweep(
     Raises:
         FedsimError: the request is not valid, and nothing was started; or a folder cannot be written.
     """
-    changes = check_changes({} if set is None else set)
+    changes, kind = check_changes({} if set is None else set), Config if app is None else AppFile
     if isinstance(experiment, str | Path):
         path = Path(experiment)
-        file, folder = read_sweep(path, changes), default_folder(path)
+        file, folder = read_sweep(path, changes, kind), default_folder(path)
     else:
         tables = copy_tables(experiment)
         name_objects(tables)
-        file, folder = parse_sweep(tables, "sweep", Path.cwd(), changes=changes), None
+        file, folder = parse_sweep(tables, "sweep", Path.cwd(), changes=changes, kind=kind), None
     if out is None and folder is None:
         raise ConfigError("out: a sweep that is in no file has no name; name its folder")
     sweep_folder = Path(out) if out is not None else folder
     assert sweep_folder is not None
     with listen_to_progress(progress):
+        if app is not None:
+            from fedsim.api.app_sweeps import run_app_sweep  # imports Flower
+
+            run_app_sweep(file, read_app(Path(app), trust=trust), sweep_folder, trust=trust)
+            return Sweep(sweep_folder)
         run_sweep(file, sweep_folder, CellStore(Path(cells or STORE)), trust=trust)
     return Sweep(sweep_folder)
 
@@ -158,7 +169,7 @@ def run_sweep(file: SweepFile, folder: Path, store: CellStore, *, trust: bool = 
     Raises:
         FedsimError: the request is not valid, and nothing was started; or a folder cannot be written.
     """
-    _check_folder(folder)
+    check_sweep_folder(folder)
     with lock.lock_folder(folder), log_to_file(folder / "log.txt"):
         store.create_folders()
         plan = plan_sweep(file, store, trust=trust)
@@ -175,7 +186,7 @@ def run_sweep(file: SweepFile, folder: Path, store: CellStore, *, trust: bool = 
     return board
 
 
-def _check_folder(folder: Path) -> None:
+def check_sweep_folder(folder: Path) -> None:
     """Raise ConfigError where `folder` holds something else than a sweep."""
     if not folder.is_dir() or (folder / FILE).exists():
         return

@@ -25,6 +25,7 @@ from fedsim.audit.evaluation.evaluator import EvaluationContext, FindingSpec, ch
 from fedsim.audit.evaluation.foreign_recording import ForeignRecording
 from fedsim.audit.evaluation.own_run import OwnRun
 from fedsim.audit.evaluation.perceptual_distance import check_backbone
+from fedsim.audit.evaluation.truth import Truth
 from fedsim.audit.isolation import Isolation, attempt_all
 from fedsim.audit.job_log import JobClock, JobLog, describe_failure, report_job_counts
 from fedsim.audit.observers import check_observed_rounds, observe_run, read_who, shows_sums
@@ -38,7 +39,7 @@ from fedsim.audit.plan import (
     rounds_to_attack,
     work_stages,
 )
-from fedsim.audit.plausibility import check_fit, check_truths, count_examples, warn_of_cost
+from fedsim.audit.plausibility import check_fit, check_truth, check_truths, count_examples, warn_of_cost
 from fedsim.audit.score_reuse import EarlierScores
 from fedsim.audit.targets import PendingJob, TargetMaker
 from fedsim.audit.threat_model import (
@@ -214,6 +215,7 @@ class Audit:
                 self.case.check_kind(title, attack)
                 attack.check_knowledge(self.granted_knowledge, granted_facts)
                 self._check_observations(attack)
+                self._check_message_facts(attack)
             except KnowledgeError as error:
                 reasons[title] = str(error)
             source = attack.builds_on
@@ -276,12 +278,39 @@ class Audit:
     def _check_observations(self, attack: Attack) -> None:
         """Raise KnowledgeError where the adversary sees nothing that `attack` reads."""
         who = self.spec.adversary.who
-        if who == "server":
+        if attack.by_feature_party and who != "feature-party":
+            raise KnowledgeError(
+                f"{attack.title} is an attack of a feature party, which sees gradients of its embeddings and no "
+                "labels; set who = 'feature-party' in [adversary]"
+            )
+        if who == "feature-party" and not attack.by_feature_party:
+            raise KnowledgeError(
+                f"{attack.title} does not apply: a feature party sees its own messages alone, and this attack is on "
+                "what others hold or sent; leave out who"
+            )
+        if who in ("server", "feature-party"):
             shows_sums_alone = self.case.shows_sums_alone
         else:  # how many others take part is known as soon as a round is recorded
             shows_sums_alone = self.folder.transcript.is_dir() and shows_sums(self.transcript)
         if shows_sums_alone and not attack.accepted_observations & {GROUP, GROUPS}:
             raise KnowledgeError(f"{attack.title} does not apply: {explain_group_refusal(attack, who)}")
+
+    def _check_message_facts(self, attack: Attack) -> None:
+        """Raise KnowledgeError where `attack` reads what messages show and the threat model withholds."""
+        adversary = self.spec.adversary
+        if not adversary.knowledge.num_examples and attack.needs_num_examples:
+            raise KnowledgeError(
+                f"{attack.title} reads N, the number of examples of a client, which the threat model withholds; grant "
+                "it (adversary.knowledge.num_examples), or choose an attack that works without it, as membership-cosine"
+            )
+        several = adversary.rounds == "all" or len(adversary.rounds or ()) > 1
+        joins_rounds = several and not attack.reads_one_round() and attack.needs_client_ids
+        if not adversary.knowledge.client_ids and joins_rounds:
+            raise KnowledgeError(
+                f"{attack.title} joins what a client sent in several rounds, and the threat model withholds which "
+                "messages are of the same client; grant it (adversary.knowledge.client_ids), attack one round "
+                "(adversary.rounds), or choose linkability, which finds the messages of a client"
+            )
 
     def run(
         self,
@@ -489,7 +518,8 @@ class Audit:
             "code": hash_plugin_code(type(job.attack)),
             "model_code": self.cache.model_code,
             "granted": target.knowledge.granted_facts(),
-            "knowledge": {name: granted[name] for name in sorted(job.attack.facts_to_grant())},
+            "knowledge": {name: granted[name] for name in sorted(job.attack.facts_to_grant())}
+            | self.cache.withheld_messages,
             "app": self.spec.app.model_dump(mode="json", exclude_defaults=True),
             "partial_records": partial_records.column if partial_records else "",
             "fingerprint": pending.fingerprint,
@@ -528,6 +558,12 @@ class Audit:
 
     def _check_fit(self) -> None:
         """Check what the file says of a foreign app against the recording."""
+        attacks = [attack for _, attack in self._possible_attacks]
+        if attacks and all(attack.reads_embeddings for attack in attacks):
+            # Messages hold no whole model, and N is the number of rows in a step.
+            for client, file in self.case.files.items():
+                check_truth(client, Truth.load(file), self.granted_knowledge)
+            return
         check_fit(self.transcript, self.granted_knowledge)
         check_truths(self.case.files, self.example_counts, self.granted_knowledge)
         titled_attacks = [(table.title, attack) for table, attack in self._possible_attacks]
@@ -630,11 +666,13 @@ def make_audit(
         raise ConfigError(f"{path}: is the recording in a run folder; name the folder around it")
     # Extract updates from raw messages, or check that they were extracted from these messages.
     if chosen.app.messages:
-        if folder.transcript.is_dir():
-            check_source(folder.recording, chosen.app.messages, chosen.app.record)
+        app = chosen.app
+        source = (app.messages, app.record, app.broadcast_record, app.broadcast_messages)
+        if any(folder.transcript.glob("round-*")):  # a recorder leaves an empty folder where nothing is an update
+            check_source(folder.recording, *source)
         else:
             with folder.hold_lock():
-                record_updates(path, chosen.app.messages, chosen.app.record, trust=trust)
+                record_updates(path, *source, trust=trust)
     if not folder.transcript.is_dir():
         raise ConfigError(f"{path}: holds no recording; name the folder that has {RECORDING_FOLDER}/ or rounds in it")
     return Audit(

@@ -9,7 +9,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,15 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from fedsim.audit.evaluation.truth import Truth
-from fedsim.base.errors import ConfigError, DataError, TranscriptError, first_line, join_first, one_line
+from fedsim.audit.stated_records import check_record_names, find_private_names, shared_shapes
+from fedsim.base.errors import (
+    ConfigError,
+    DataError,
+    TranscriptError,
+    first_line,
+    join_first,
+    one_line,
+)
 from fedsim.base.randomness import generator
 from fedsim.interfaces.attack import Attack
 from fedsim.interfaces.knowledge import Knowledge
@@ -53,33 +61,38 @@ def check_fit(transcript: Transcript, knowledge: Knowledge) -> None:
         TranscriptError: the recording cannot be read as the attack file says.
     """
     updates = _first_updates(transcript)
+    check_record_names(transcript)
     warn_of_replies(updates)
     if knowledge.model is None:
         return
     network = knowledge.model()
-    _check_constants(network, knowledge.model, updates[0].before)
-    mismatch = _shape_mismatch(network, updates[0].before)
+    private_names = find_private_names(network, transcript.message_format.private, updates[0].before)
+    _check_constants(network, knowledge.model, updates[0].before, private_names)
+    mismatch = _shape_mismatch(network, updates[0].before, private_names)
     if mismatch:
         raise ConfigError(
             f"adversary.knowledge.model: does not fit round {updates[0].round} of client "
             f"{updates[0].client}: {mismatch}; give the model of that federation, or say what the "
-            "messages mean with [app] prefix, record or frozen"
+            "messages mean with [app] prefix, record, frozen or private"
         )
-    warn_of_still_layers(network, updates)
+    warn_of_still_layers(network, updates, private_names)
     if knowledge.input_shape is not None and knowledge.value_range is not None:
         check_outputs(network, knowledge)
         warn_of_update_ranks(network, knowledge, updates)
 
 
-def _check_constants(network: nn.Module, build: Callable[[], nn.Module], sent: State) -> None:
+def _check_constants(
+    network: nn.Module, build: Callable[[], nn.Module], sent: State, private_names: Collection[str]
+) -> None:
     """Check that buffers which the server did not send are the same each time the model is built.
 
     Buffers that no message of this model would hold (frozen parameters) must also equal what the
-    server sent, if it did.
+    server sent, if it did. Those of parts that stay with clients may have any values.
     """
     persistent = network.state_dict().keys()
-    received = match_any_names(sent, sendable_shapes(network)) or {}
-    constants = {name: tensor for name, tensor in network.named_buffers() if name not in received}
+    received = match_any_names(sent, shared_shapes(network, private_names)) or {}
+    known_names = {*received, *private_names}
+    constants = {name: tensor for name, tensor in network.named_buffers() if name not in known_names}
     if not constants:
         return
     rebuilt = dict(build().named_buffers())
@@ -116,8 +129,8 @@ def check_outputs(network: nn.Module, knowledge: Knowledge) -> None:
     if knowledge.loss is None:
         return
     loss, errors = None, list[Exception]()
-    # Try class indices, then targets of a regression.
-    for labels in (torch.zeros(2, dtype=torch.long), torch.zeros(2)):
+    # Try class indices, then targets of a regression, then several labels or numbers an example.
+    for labels in (torch.zeros(2, dtype=torch.long), torch.zeros(2), torch.zeros(outputs.shape)):
         try:
             loss = knowledge.loss(outputs, labels.to(outputs.device))
             break
@@ -148,6 +161,8 @@ def check_truths(files: Mapping[str, Path], counts: Mapping[str, set[int]], know
     """
     for client, file in files.items():
         truth = Truth.load(file)
+        if truth.answers:  # which are no examples
+            continue
         check_truth(client, truth, knowledge)
         warn_of_truth_size(client, len(truth.data), counts)
     if files and not counts.keys() & files.keys():
@@ -278,18 +293,22 @@ def warn_of_update_ranks(network: nn.Module, knowledge: Knowledge, updates: Sequ
             return
 
 
-def warn_of_still_layers(network: nn.Module, updates: Sequence[Update]) -> None:
+def warn_of_still_layers(
+    network: nn.Module, updates: Sequence[Update], private_names: Collection[str] = frozenset()
+) -> None:
     """Warn of parameters that no reply changed, though `network` says that clients train them.
 
     Args:
         updates: of one round, which fit the network.
+        private_names: tensors that stay with the clients.
     """
-    changed, orders = set[str](), sendable_shapes(network)
+    changed, orders = set[str](), shared_shapes(network, private_names)
     for update in updates:
         with suppress(TranscriptError):  # an update that does not fit is reported when it is attacked
             pseudo_gradient = match_any_names(update.pseudo_gradient, orders) or {}
             changed |= {name for name, tensor in pseudo_gradient.items() if tensor.any()}
-    trained = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
+    parameters = [(name, parameter) for name, parameter in network.named_parameters() if name not in private_names]
+    trained = [name for name, parameter in parameters if parameter.requires_grad]
     unchanged = [name for name in trained if name not in changed]
     if unchanged and changed:
         log.warning(
@@ -414,9 +433,9 @@ def _first_updates(transcript: Transcript) -> list[Update]:
     raise TranscriptError(f"{transcript.folder}: holds no update; fedsim inspect --rows lists what failed ({failures})")
 
 
-def _shape_mismatch(network: nn.Module, state: State) -> str:
-    """Say which tensors of `network` and `state` do not fit; empty where all fit."""
-    orders = sendable_shapes(network)
+def _shape_mismatch(network: nn.Module, state: State, private_names: Collection[str] = frozenset()) -> str:
+    """Say which shared tensors of `network` and `state` do not fit; empty where all fit."""
+    orders = shared_shapes(network, private_names)
     if match_any_names(state, orders) is not None:
         return ""
     all_tensors, trained_tensors = orders[0], orders[-1]

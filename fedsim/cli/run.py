@@ -12,7 +12,13 @@ from fedsim.cli.options import DataDir, Key, Overrides, Quiet, Trust, Verbose, f
 
 
 def run(
-    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="An experiment file.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="An experiment file; with --app, an attack file.")
+    ] = None,
+    app: Annotated[
+        Path | None,
+        typer.Option("--app", metavar="FOLDER", help="Run the Flower app in this folder, in place of an experiment."),
+    ] = None,
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; runs/NAME by default.")] = None,
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with an interrupted run.")] = None,
@@ -30,6 +36,13 @@ def run(
 
     use_data_dir(data_dir)
     use_key(key)
+    if app is not None:
+        if resume is not None:
+            raise ConfigError(
+                "--resume goes on with the run of an experiment, and an app cannot be resumed; leave it out"
+            )
+        _run_app(app, file, overrides or [], out, overwrite=overwrite, quiet=quiet, verbose=verbose, trust=trust)
+        return
     if (file is None) == (resume is None):
         raise ConfigError("give an experiment file, or --resume RUN, one of them")
     if resume is not None and (overrides or out or overwrite):
@@ -53,5 +66,35 @@ def run(
     show_scores(done)
     show_epsilons(read_epsilons(done.folder))
     show_exposure(read_exposures(done.folder), "before clients sent, mean over rounds")
+    show_answer(done)
+    finish_with_report(done, quiet)
+
+
+def _run_app(
+    folder: Path,
+    file: Path | None,
+    overrides: list[str],
+    out: Path | None,
+    *,
+    overwrite: bool,
+    quiet: bool,
+    verbose: bool,
+    trust: bool,
+) -> None:
+    """Run a Flower app under a curious server, attack what it saw, and report."""
+    from fedsim.api.app_runs import default_app_folder, read_request, run_request
+    from fedsim.api.linting import log_pitfalls_of_file
+    from fedsim.cli.work_shown import show_answer, show_scores, show_work
+    from fedsim.federation.open_run import OpenRun
+    from fedsim.federation.reading import parse_override
+
+    changes = [parse_override(override) for override in overrides]
+    request = read_request(folder, file, changes, trust=trust)
+    with show_work(quiet, verbose) as follow:
+        if file is not None:
+            log_pitfalls_of_file(file, changes, trust=trust)
+        run_folder = OpenRun(out or default_app_folder(request.app))
+        done = run_request(request, run_folder, overwrite=overwrite, trust=trust, follow=follow)
+    show_scores(done)
     show_answer(done)
     finish_with_report(done, quiet)

@@ -6,13 +6,14 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Column, Table
 
+from fedsim.base.errors import ConfigError
 from fedsim.cli.options import (
     DataDir,
     Key,
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
 
 def sweep(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A sweep file.")],
+    app: Annotated[
+        Path | None,
+        typer.Option("--app", metavar="FOLDER", help="Run the Flower app in this folder, in place of an experiment."),
+    ] = None,
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="The folder for the tables; runs/NAME by default.")] = None,
     cells: Annotated[
@@ -57,6 +62,11 @@ def sweep(
     use_data_dir(data_dir)
     use_key(key)
     changes = [parse_override(override) for override in overrides or []]
+    if app is not None:
+        if cells is not None:
+            raise ConfigError("--cells: an app's cells are kept beside the tables; leave it out, or say --out")
+        _sweep_app(file, app, changes, out, dry_run=dry_run, quiet=quiet, verbose=verbose, trust=trust)
+        return
     sweep_file = read_sweep(file, changes)
     build_grid(sweep_file)
 
@@ -64,14 +74,10 @@ def sweep(
     from fedsim.api.linting import log_pitfalls_of_file
     from fedsim.api.sweeping import STORE, run_sweep
     from fedsim.base.machine import count_cores
-    from fedsim.cli.work_shown import show_sweep_answer, show_work
+    from fedsim.cli.work_shown import show_work
     from fedsim.federation.run_folder import default_folder
-    from fedsim.report.next_steps import suggest_after_sweep
-    from fedsim.report.sweep_answer import answer_sweep
-    from fedsim.report.sweep_page import PAGE, knows_defenses
     from fedsim.sweeps.plan import plan_sweep
     from fedsim.sweeps.store import CellStore
-    from fedsim.sweeps.table import TABLE, read_cells, read_table
 
     store, folder = CellStore(cells or STORE), out or default_folder(file)
     with show_work(quiet, verbose):
@@ -84,17 +90,64 @@ def sweep(
         _show_plan(plan, sweep_file.sweep.workers or count_cores())
         return
     _show_left_out(board.plan)
+    words = ["fedsim", "sweep", str(file), *(["--out", str(out)] if out else [])]
+    _show_results(folder, words, quiet=quiet)
+    finish(board.failure_summaries)
+
+
+def _sweep_app(
+    file: Path,
+    app: Path,
+    changes: Sequence[tuple[str, Any]],
+    out: Path | None,
+    *,
+    dry_run: bool,
+    quiet: bool,
+    verbose: bool,
+    trust: bool,
+) -> None:
+    """Run the cells of a sweep of a Flower app, one after the other."""
+    from fedsim.api.app_sweeps import build_app_cells, run_app_sweep
+    from fedsim.cli.work_shown import show_work
+    from fedsim.federation.app_file import AppFile
+    from fedsim.federation.flower_app import read_app
+    from fedsim.federation.run_folder import default_folder
+    from fedsim.sweeps.file import read_sweep
+
+    sweep_file, flower_app = read_sweep(file, changes, AppFile), read_app(app, trust=trust)
+    folder = out or default_folder(file)
+    if dry_run:
+        for cell in build_app_cells(sweep_file, flower_app, trust=trust):
+            console.print(cell.point.name + (" (control)" if cell.point.is_added else ""), markup=False)
+        return
+    with show_work(quiet, verbose):
+        failures = run_app_sweep(sweep_file, flower_app, folder, trust=trust)
+    words = ["fedsim", "sweep", str(file), "--app", str(app), *(["--out", str(out)] if out else [])]
+    _show_results(folder, words, quiet=quiet)
+    finish(failures)
+
+
+def _show_results(folder: Path, words: Sequence[str], *, quiet: bool) -> None:
+    """Print the answer of a sweep, what to do next, and where its tables are."""
+    from fedsim.cli.work_shown import show_sweep_answer
+    from fedsim.report.next_steps import suggest_after_sweep
+    from fedsim.report.sweep_answer import answer_sweep
+    from fedsim.report.sweep_page import PAGE, is_app_sweep, knows_defenses
+    from fedsim.sweeps.table import TABLE, read_cells, read_table
+
     scores = read_table(folder)
     answer = answer_sweep(scores.rows, read_cells(folder).rows, scores.axes)
-    words = ["fedsim", "sweep", str(file), *(["--out", str(out)] if out else [])]
     steps = suggest_after_sweep(
-        answer, knows_defenses=knows_defenses(scores.rows), folder=str(folder), command=shlex.join(words)
+        answer,
+        knows_defenses=knows_defenses(scores.rows),
+        folder=str(folder),
+        command=shlex.join(words),
+        is_app=is_app_sweep(folder, scores.rows),
     )
     show_sweep_answer(answer, steps)
     if not quiet:
         console.print(f"table: {folder / TABLE}", soft_wrap=True, markup=False)
         console.print(f"report: {folder / PAGE}", soft_wrap=True, markup=False)
-    finish(board.failure_summaries)
 
 
 def _show_plan(plan: SweepPlan, workers: int) -> None:

@@ -13,7 +13,7 @@ from fedsim.privacy.ledger import largest_spender, spending_by_client, unique_la
 from fedsim.report.exposure import mean_quantities
 from fedsim.report.headline import describe_accuracy as say_accuracy
 from fedsim.report.reported_run import ReportedRun
-from fedsim.report.run_facts import prove_guarantee
+from fedsim.report.run_facts import prove_guarantee, run_facts
 from fedsim.report.summary import enumerate_words
 from fedsim.report.sweep_answer import describe_epsilon
 
@@ -24,6 +24,9 @@ def collect_proofs(run: ReportedRun, setting: str = "") -> tuple[list[Proof], st
     Epsilon is that of the ledger, for the client that spent most.
     """
     experiment = run.experiment
+    if experiment is None and run.folder.app.is_file():
+        named = run_facts(run).get("Defenses", "nobody can tell")
+        return [], f"Nothing is proved here of a Flower app; the defenses that fedsim put around its clients: {named}."
     if experiment is None:
         return [], "Nothing is proved here: it was recorded elsewhere, and nobody says what protects its clients."
     tables = experiment.config.defense

@@ -16,7 +16,7 @@ from fedsim.federation import lock
 from fedsim.recording.manifest import LOCK_FILE, MANIFEST_FILE, SEALED_FILE
 
 _RUN_FILES = (
-    "experiment.toml", "versions.json", MANIFEST_FILE, LOCK_FILE, lock.NAME, "log.txt", "metrics.csv",
+    "experiment.toml", "app.toml", "versions.json", MANIFEST_FILE, LOCK_FILE, lock.NAME, "log.txt", "metrics.csv",
     "ledger.csv", "exposure.csv", "exposure/exposure.csv", "exposure/*.png", "scores.csv", "image-scores.csv",
     "score-inputs.json",
     "refused.csv", "failed.csv", "empirical-epsilon.csv", "checkpoint.safetensors", "report.html", "geometry.csv",
@@ -38,6 +38,11 @@ class RunFolder:
     def experiment(self) -> Path:
         """Return the path of the resolved experiment file."""
         return self.path / "experiment.toml"
+
+    @property
+    def app(self) -> Path:
+        """Return the path of what says how a Flower app was run; there is none where something else was."""
+        return self.path / "app.toml"
 
     @property
     def transcript(self) -> Path:

@@ -19,7 +19,7 @@ SENT_MASKED = (
     "masked, and keys and shares"
 )
 """Explains why the bytes of sums are not those of clients."""
-_SINGLE_UPDATE_STRATEGIES = {
+SINGLE_UPDATE_STRATEGIES = {
     **dict.fromkeys(("Krum", "MultiKrum", "Bulyan"), "chooses among the updates of single clients"),
     **dict.fromkeys(("FedMedian", "FedTrimmedAvg"), "sorts the updates of single clients"),
     "QFedAvg": "weights each client by its own loss",
@@ -58,9 +58,9 @@ def check_groups(table: SecureAggregationTable, strategy: Any, settings: Mapping
         ConfigError: the groups or the strategy do not go with secure aggregation.
     """
     name = type(strategy).__name__
-    if name in _SINGLE_UPDATE_STRATEGIES:
+    if name in SINGLE_UPDATE_STRATEGIES:
         raise ConfigError(
-            f"strategy: {name} {_SINGLE_UPDATE_STRATEGIES[name]}, and under secure aggregation the "
+            f"strategy: {name} {SINGLE_UPDATE_STRATEGIES[name]}, and under secure aggregation the "
             "server sees sums over groups alone; choose a strategy that averages, as fedavg"
         )
     if settings.get("weighted_by_key", "num-examples") != "num-examples":

@@ -37,7 +37,7 @@ def run_federation(config: Config, folder: OpenRun, *, resume: bool = False, ove
         PluginError: a plug-in does not load, or ends the program; nothing was started.
         RunError: the federation cannot continue; what was recorded stays usable.
     """
-    with _quiet_flower():
+    with quiet_flower():
         _run_federation(config, folder, resume=resume, overwrite=overwrite)
 
 
@@ -99,7 +99,7 @@ def _run_federation(config: Config, folder: OpenRun, *, resume: bool, overwrite:
 
 
 @contextmanager
-def _quiet_flower() -> Iterator[None]:
+def quiet_flower() -> Iterator[None]:
     """Disable Flower's telemetry and logging, here and in processes that are started meanwhile.
 
     Variables that the environment already sets take precedence; afterwards it is as before.
@@ -156,7 +156,7 @@ def load_client_app() -> Any:
     Raises:
         InstallationError: Flower or the app is not installed.
     """
-    with _quiet_flower():
+    with quiet_flower():
         return _load_app("client")
 
 

@@ -25,7 +25,7 @@ _OUTPUT_FIRST_AXES = {2: (1, 0), 3: (2, 1, 0), 4: (3, 2, 0, 1), 5: (4, 3, 0, 1, 
 """Number of dimensions to the permutation of axes `position ... input output` into PyTorch's."""
 _TENSOR_KEYS = {"replies", "prefix", "module", "names", "shapes", "transposed"}
 """Keys that change how the tensors of a message are read."""
-_MODEL_KEYS = {"messages", "outputs", "frozen"}
+_MODEL_KEYS = {"messages", "broadcast_messages", "outputs", "frozen"}
 """Keys that change nothing about an update that was recorded."""
 
 
@@ -40,6 +40,11 @@ class MessageFormat(BaseModel):
             these are not training messages with arrays; they hold arrays, lists of numbers or
             bytes.
         record: the record of arrays that holds the model, where messages have several.
+        broadcast_record: the record in which the server sends w_t, where it has another name than
+            the one in which clients answer.
+        broadcast_messages: type of the messages that hold what the server sends where it is another than
+            `messages`: what a client was last sent in one of these before it answered, such as
+            gradients of its embeddings.
         message: number, from 1, of the message that is audited where the server sends a client
             several in a round, such as one for each model of a cluster; 0 where it sends one.
         prefix: prefix that names of sent tensors have and names in the model do not, such as
@@ -55,6 +60,8 @@ class MessageFormat(BaseModel):
             models that return a tuple or an object.
         frozen: whether parameters that need no gradient are not sent, and keep the values that the
             model is built with.
+        private: parts of the model that stay with the clients, such as `head`; nobody sends them,
+            and attacks do not know them.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -62,6 +69,8 @@ class MessageFormat(BaseModel):
     replies: Literal["weights", "delta", "gradient"] = "weights"
     messages: str = ""
     record: str = ""
+    broadcast_record: str = ""
+    broadcast_messages: str = ""
     message: NonNegativeInt = 0
     prefix: str = ""
     module: str = ""
@@ -71,6 +80,7 @@ class MessageFormat(BaseModel):
     num_examples: PositiveInt | dict[str, PositiveInt] | None = None
     outputs: str = ""
     frozen: bool = False
+    private: list[str] = []
 
     @field_validator("num_examples")
     @classmethod
@@ -100,7 +110,7 @@ class MessageFormat(BaseModel):
         where = f"round {update.round}, client {update.client}"
         # Select the record that holds the model.
         if update.records:
-            before = self._select_record(update.before, where, "the server", allow_single=True)
+            before = self._select_record(update.before, where, "the server", is_broadcast=True)
             sent = self._select_record(update.payload.arrays(), where, f"client {update.client}")
             update = replace(update, before=before, payload=Payload.from_dense(sent, "weights"), records=())
 
@@ -122,23 +132,27 @@ class MessageFormat(BaseModel):
             num_examples=self.num_examples_of(update.client, update.num_examples),
         )
 
-    def _select_record(self, state: State, where: str, sender: str, *, allow_single: bool = False) -> dict[str, Tensor]:
+    def _select_record(self, state: State, where: str, sender: str, *, is_broadcast: bool = False) -> dict[str, Tensor]:
         """Return the tensors of the record that holds the model.
 
         Args:
             state: the tensors of all records, called `RECORD/NAME`.
             where: round and client, for errors.
             sender: the sender, for errors.
-            allow_single: take a single record, whatever its name.
+            is_broadcast: whether it is what the server sent, whose record may have a name of its own; a single one
+                is taken whatever its name, unless that is stated.
         """
+        key = "broadcast_record" if is_broadcast and self.broadcast_record else "record"
+        wanted = self.broadcast_record if key == "broadcast_record" else self.record
         records = list(dict.fromkeys(name.partition("/")[0] for name in state))
-        record = records[0] if allow_single and len(records) == 1 else self.record
+        record = records[0] if is_broadcast and key == "record" and len(records) == 1 else wanted
         if record not in records:
             quoted = ", ".join(f"'{name}'" for name in records)
-            reason = f"none is called '{self.record}'" if self.record else "which of them holds the model is not said"
-            raise TranscriptError(
-                f"{where}: {sender} sent the records of arrays {quoted}, and {reason}; name one with [app] record"
-            )
+            reason = f"none is called '{wanted}'" if wanted else "which of them holds the model is not said"
+            remedy = f"name one with [app] {key}"
+            if is_broadcast and key == "record":
+                remedy += ", or, where the server's has another name, with [app] broadcast_record"
+            raise TranscriptError(f"{where}: {sender} sent the records of arrays {quoted}, and {reason}; {remedy}")
         prefix = f"{record}/"
         return {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
 

@@ -236,6 +236,7 @@ def suggest_after_sweep(
     knows_defenses: bool,
     folder: str = SWEEP,
     command: str = f"fedsim sweep {SWEEP}/sweep.toml --out {SWEEP}",
+    is_app: bool = False,
 ) -> list[NextStep]:
     """Return what to do after a sweep.
 
@@ -244,9 +245,12 @@ def suggest_after_sweep(
         knows_defenses: whether its adversaries know the defenses.
         folder: of the sweep, as commands name it.
         command: that runs it again.
+        is_app: whether its cells run a Flower app, of which the command then names no folder.
     """
     if not answer.rows:
         return []
+    if is_app and "--app" not in command:
+        command += " --app APP"
     dossier = NextStep(aim="Put the answer on record", command=f"fedsim dossier {shlex.quote(folder)}")
     defended = [row for row in answer.rows if row.defended]
     if not defended:
@@ -256,11 +260,12 @@ def suggest_after_sweep(
         return [NextStep(aim=aim, command="fedsim list defenses"), dossier]
     steps = []
     if not any(outcome.leaks_on_any_side for row in defended for outcome in row.outcomes):
-        with_setting = f"{command} --set training.local_epochs=1 --set {_ALL_VICTIMS}"
+        one_epoch = "" if is_app else " --set training.local_epochs=1"
+        with_setting = f"{command}{one_epoch} --set {_ALL_VICTIMS}"
         return [NextStep(aim="Make the attack leak without a defense first", command=with_setting)]
     if any(outcome.needs_seeds for row in defended for outcome in row.outcomes):
         steps.append(NextStep(aim="Add seeds, for these are too few", command=_add_seeds(command, answer.seeds)))
-    if not knows_defenses:
+    if not knows_defenses and not is_app:  # what acts beside an app cannot be granted yet
         with_setting = f"{command} --set {_KNOW_DEFENSES}"
         steps.append(NextStep(aim="Attack as adversaries who know the defenses", command=with_setting))
     holding = [row.name for row in defended if row.verdict == HOLDS]

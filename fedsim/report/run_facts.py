@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from fedsim.base.errors import FedsimError
+from fedsim.base.errors import FedsimError, first_line
 from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config, PluginTable, SecureAggregationTable
+from fedsim.federation.reading import read_toml
 from fedsim.federation.run_folder import read_ledger
 from fedsim.federation.secure_aggregation import SENT_MASKED
 from fedsim.interfaces.defense import NO_GUARANTEE, Defense, Guarantee, Participation, overrides
@@ -38,7 +39,8 @@ def run_facts(run: ReportedRun) -> dict[str, str]:
     """Describe what was run, term by term; the run gets a note and a failure where the data set is not there."""
     experiment = run.experiment
     if experiment is None:
-        return recorded_facts(run.recording)
+        app = _app_facts(run) if run.folder.app.is_file() else {}
+        return {**recorded_facts(run.recording), **app}
     config = experiment.config
     partition, federation = config.partition, config.federation
     limit = f", at most {partition.samples_per_client} examples each" if partition.samples_per_client else ""
@@ -62,7 +64,7 @@ def run_facts(run: ReportedRun) -> dict[str, str]:
         data, shape = experiment.data.dataset, " × ".join(map(str, experiment.dataset.task.input_shape))
         axis_names = find_modality(data.task.modality).axes
         axes = " × ".join(axis_names) if len(axis_names) > 1 else f"{axis_names[0]}s"
-        goal = f"{data.num_classes} classes" if data.num_classes else "a regression"
+        goal = data.task.describe_goal()
         facts["Data"] += f": {shape} ({axes}), {goal}; {data.source}; {data.licence}"
         facts["Settings that defend"] = free_settings(experiment)
         facts["Model"] += f": {group_digits(sum(p.numel() for p in experiment.model.parameters()))} parameters"
@@ -160,6 +162,31 @@ def recorded_facts(recording: Recording) -> dict[str, str]:
         "Clients sent": " and ".join(sorted(kinds_sent, reverse=True)),
         "Sent along": ", ".join(f"{key} {value}" for key, value in config if key != "server-round"),
     }
+
+
+def _app_facts(run: ReportedRun) -> dict[str, str]:
+    """Describe how a Flower app was run, term by term, by `app.toml` in the run folder."""
+    try:
+        tables = read_toml(run.folder.app)
+        app, federation = tables["app"], tables["federation"]
+        defenses = [PluginTable(**table) for table in tables.get("defense", [])]
+        groups = tables.get("secure_aggregation")
+        sums = None if groups is None else SecureAggregationTable(**groups)
+        settings = ", ".join(f"{key} {value}" for key, value in tables.get("run_config", {}).items())
+        note = "The app did not run to its end, so that rounds may be missing."
+        if not app["complete"] and note not in run.notes:
+            run.notes.append(note)
+        return {
+            "Origin": "a Flower app, run by fedsim over clients in one process",
+            "Flower app": f"{app['name']}, {federation['clients']} clients, flwr {app['flwr']}",
+            "Settings of the app": settings,
+            "Defenses": ", ".join(map(_plugin_with_settings, defenses)) or "none, but for what the app does itself",
+            "Secure aggregation": _secure_aggregation(sums),
+            "Seed": str(federation["seed"]),
+        }
+    except (FedsimError, KeyError, TypeError, ValueError) as error:
+        run.notes.append(f"How the app was run cannot be told: {run.folder.app} is damaged ({first_line(error)}).")
+        return {}
 
 
 def _plugin_with_settings(table: PluginTable) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from fedsim.base.errors import RunError
 from fedsim.base.files import write_text
+from fedsim.federation.run_folder import RunFolder
 from fedsim.interfaces.metric import describe_metric
 from fedsim.report.charts import Curve, HeatMapCell, Look, draw_curves, draw_heat_map
 from fedsim.report.html import render_page
@@ -63,6 +64,11 @@ class MetricSection:
     along: Sequence[Markup]
 
 
+def is_app_sweep(folder: Path, rows: Iterable[Row]) -> bool:
+    """Tell whether the cells of a sweep run a Flower app."""
+    return any(RunFolder(folder / row["run"]).app.is_file() for row in rows if row["run"])
+
+
 def write_sweep_page(folder: Path) -> Path:
     """Write `sweep.html` into the folder of a sweep, from its tables alone.
 
@@ -98,7 +104,9 @@ def write_sweep_page(folder: Path) -> Path:
         states=_count_states(cells.rows),
         added=sum(row["added"] == "1" for row in cells.rows),
         answer=answer,
-        next_steps=suggest_after_sweep(answer, knows_defenses=knows_defenses(scores.rows)),
+        next_steps=suggest_after_sweep(
+            answer, knows_defenses=knows_defenses(scores.rows), is_app=is_app_sweep(folder, scores.rows)
+        ),
         cells=[row | {"href": report_address(row["run"])} for row in cells.rows],
         file=file,
         requirements=sweep_origins(tables) + metric_origins(first_rows),

@@ -80,6 +80,16 @@ class SweepBoard:
         return sentences
 
     @property
+    def crash_summaries(self) -> list[str]:
+        """Return a sentence for each cell that a program's error or the death of a process ended."""
+        sentences: list[str] = []
+        for cell in self.plan.cells:
+            marker = self.plan.finished_cells.get(cell.key)
+            if cell.key in self.failed or (marker is not None and marker.crashed):
+                sentences.append(f"{cell.point.name}: {self._state(cell)[1]}")
+        return sentences
+
+    @property
     def cells_by_reason(self) -> dict[str, list[str]]:
         """Return the names of failed cells by the reason of their failure."""
         names: dict[str, list[str]] = defaultdict(list)

@@ -80,14 +80,14 @@ def find_controls(grid: SweepGrid, cells: Sequence[SweepCell], *, trust: bool) -
 
 
 def _build_control(grid: SweepGrid, point: GridPoint, *, trust: bool) -> SweepCell | InvalidPoint:
-    control = _without_defense(grid, point)
+    control = without_defense(grid, point)
     try:
         return build_cell(grid, control, trust=trust)
     except ConfigError as error:
         return InvalidPoint(control, str(error))
 
 
-def _without_defense(grid: SweepGrid, point: GridPoint) -> GridPoint:
+def without_defense(grid: SweepGrid, point: GridPoint) -> GridPoint:
     """Return the point of the same settings without a defense."""
     labels = dict(point.labels)
     for axis in labels:

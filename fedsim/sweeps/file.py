@@ -11,7 +11,7 @@ from pydantic import Field
 
 from fedsim.base.constraints import NonNegativeInt
 from fedsim.base.errors import ConfigError, did_you_mean
-from fedsim.federation.config import Config, Table, validate_tables
+from fedsim.federation.config import AttackFile, Config, Table, validate_tables
 from fedsim.federation.reading import check_possible, make_absolute, read_toml, set_value
 from fedsim.federation.trust import is_in_run_folder
 from fedsim.plugins.allowed_code import allow_code
@@ -87,17 +87,19 @@ class SweepFile:
         return {"sweep": self.sweep.model_dump(exclude_none=True, exclude={"base"}), **self.base}
 
 
-def read_sweep(path: Path, changes: Iterable[tuple[str, Any]] = ()) -> SweepFile:
+def read_sweep(path: Path, changes: Iterable[tuple[str, Any]] = (), kind: type[AttackFile] = Config) -> SweepFile:
     """Read the sweep file at `path`.
 
     Args:
         path: sweep file.
         changes: keys and values to set, of the base or of [sweep] itself, such as `sweep.seeds`.
+        kind: of the file from which every cell starts, whose tables axes may name.
 
     Raises:
         ConfigError: a file is missing or is not TOML, or [sweep] is missing or invalid.
     """
-    return parse_sweep(read_toml(path), str(path), path.parent, is_own=not is_in_run_folder(path), changes=changes)
+    is_own = not is_in_run_folder(path)
+    return parse_sweep(read_toml(path), str(path), path.parent, is_own=is_own, changes=changes, kind=kind)
 
 
 def parse_sweep(
@@ -107,6 +109,7 @@ def parse_sweep(
     *,
     is_own: bool = True,
     changes: Iterable[tuple[str, Any]] = (),
+    kind: type[AttackFile] = Config,
 ) -> SweepFile:
     """Parse the tables of a sweep file, see `read_sweep`.
 
@@ -116,6 +119,7 @@ def parse_sweep(
         folder: folder to which paths are relative.
         is_own: whether they are the user's own.
         changes: keys and values to set.
+        kind: as for `read_sweep`.
 
     Raises:
         ConfigError: as from `read_sweep`.
@@ -154,7 +158,7 @@ def parse_sweep(
         allow_code(sweep_table, base)
     make_absolute(base, where, base_folder)
     sweep = validate_tables(SweepTable, sweep_table, f"{where}: sweep")
-    _check_axes(sweep, f"{where}: sweep")
+    _check_axes(sweep, f"{where}: sweep", kind)
     _check_seeds(sweep, f"{where}: sweep")
     if sweep.address is not None and sweep.on != "ray":
         raise ConfigError(f'{where}: sweep.address: is that of a Ray cluster; add on = "ray", or leave it out')
@@ -188,14 +192,14 @@ def _flatten_axes(axes: Mapping[str, Any], where: str, prefix: str = "") -> dict
     return flat
 
 
-def _check_axes(sweep: SweepTable, where: str) -> None:
+def _check_axes(sweep: SweepTable, where: str, kind: type[AttackFile]) -> None:
     """Raise ConfigError where an axis is invalid, whatever the experiment is."""
     for key, values in sweep.axes.items():
         if key == CASE:
             for value in values:
-                _check_case(value, f"{where}.axes: '{CASE}'")
+                _check_case(value, f"{where}.axes: '{CASE}'", kind)
         else:
-            _check_key(key, f"{where}.axes: '{key}'")
+            _check_key(key, f"{where}.axes: '{key}'", kind)
         keys = {key}
         for value in values:
             if isinstance(value, dict):
@@ -206,7 +210,7 @@ def _check_axes(sweep: SweepTable, where: str) -> None:
             raise ConfigError(f"{where}.axes: '{key}': the list is empty; name values, or leave the axis out")
 
 
-def _check_case(value: Any, where: str) -> None:
+def _check_case(value: Any, where: str, kind: type[AttackFile]) -> None:
     """Raise ConfigError where a value of `case` is no table of an experiment file with a label."""
     if not isinstance(value, dict) or not isinstance(value.get("label"), str):
         raise ConfigError(
@@ -216,7 +220,7 @@ def _check_case(value: Any, where: str) -> None:
     for table, settings in value.items():
         if table == "label":
             continue
-        _check_key(table, f"{where}: {value['label']}: '{table}'")
+        _check_key(table, f"{where}: {value['label']}: '{table}'", kind)
         if isinstance(settings, dict):
             for key in settings:
                 _check_settable(f"{table}.{key}", f"{where}: {value['label']}")
@@ -256,10 +260,10 @@ def _check_settable(key: str, where: str) -> None:
         )
 
 
-def _check_key(key: str, where: str) -> None:
+def _check_key(key: str, where: str, kind: type[AttackFile]) -> None:
     """Raise ConfigError where `key` cannot be one of an experiment file."""
     first = key.split(".")[0].strip()
     if not all(word.strip() for word in key.split(".")):
         raise ConfigError(f"{where}: expected a key of an experiment file, such as 'training.local_epochs'")
-    if first not in Config.model_fields:
-        raise ConfigError(f"{where} names no key of an experiment file, {did_you_mean(first, Config.model_fields)}")
+    if first not in kind.model_fields:
+        raise ConfigError(f"{where} names no key of an experiment file, {did_you_mean(first, kind.model_fields)}")

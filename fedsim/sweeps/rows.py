@@ -13,6 +13,8 @@ from fedsim.audit.scores import SCORE_COLUMNS
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import RunFolder, read_ledger, read_metrics, read_rows
 from fedsim.privacy.ledger import is_central, spending_by_client
+from fedsim.recording.messages import MESSAGES_FOLDER
+from fedsim.recording.reported_accuracy import read_reported_accuracy
 from fedsim.recording.transcript import Transcript
 
 _JOB_COLUMNS = ("attack", "victim", "round", "repeat")
@@ -80,6 +82,10 @@ def _final_accuracy(folder: RunFolder) -> dict[str, str]:
     for row in reversed(read_metrics(folder)):
         if row["client"] == "server" and _clear_nan(row["accuracy"]):
             return {"accuracy": row["accuracy"], "guess": row.get("guess", ""), "num_evaluated": row["num_examples"]}
+    reported = read_reported_accuracy(folder.path / MESSAGES_FOLDER) if folder.app.is_file() else None
+    if reported is not None:  # by the clients of a Flower app
+        count = str(reported.examples) if reported.examples else ""
+        return {"accuracy": str(reported.accuracy), "guess": "", "num_evaluated": count}
     return {"accuracy": "", "guess": "", "num_evaluated": ""}
 
 

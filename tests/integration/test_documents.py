@@ -20,6 +20,7 @@ from typer.main import get_command
 import fedsim
 from fedsim.base.errors import ConfigError
 from fedsim.cli.main import cli
+from fedsim.federation.app_file import AppFile
 from fedsim.federation.config import AttackFile, Config, validate_tables
 from fedsim.federation.reading import load_config
 from fedsim.interfaces.knowledge import FACTS
@@ -164,8 +165,8 @@ def test_tables_of_an_experiment_on_a_page_are_ones(page: Path) -> None:
             continue
         config: AttackFile
         model = tables.get("adversary", {}).get("knowledge", {}).get("model")
-        if isinstance(model, str) or "truth" in tables:  # of a recording made elsewhere
-            config = validate_tables(AttackFile, tables, str(page))
+        if isinstance(model, str) or "truth" in tables:  # of an app, or of a recording made elsewhere
+            config = validate_tables(AppFile, tables, str(page))
         else:
             whole = {"federation": {"rounds": 100}, "training": {"local_epochs": 1}, **tables}
             config = validate_tables(Config, whole, str(page))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import ClientAppCallable
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
@@ -27,10 +28,16 @@ class InProcessGrid(Grid):
 
     Args:
         client_app: plays every node.
-        nodes: number of nodes; node `k` finds `partition-id` k in its context.
+        nodes: number of nodes; node `k` finds `partition-id` k in its context, and has the id k + 2.
+        run_config: settings that every node finds in its context, as `flwr run` passes them.
     """
 
-    def __init__(self, client_app: ClientApp, nodes: int = 1) -> None:
+    def __init__(
+        self,
+        client_app: ClientApp | ClientAppCallable,
+        nodes: int = 1,
+        run_config: Mapping[str, bool | float | int | str] | None = None,
+    ) -> None:
         TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = _SERVER
         self._app = client_app
         self._message_numbers = itertools.count(1)
@@ -42,7 +49,7 @@ class InProcessGrid(Grid):
                 node_id=node + _FIRST_NODE,
                 node_config={"partition-id": node, "num-partitions": nodes},
                 state=RecordDict(),
-                run_config={},
+                run_config=dict(run_config or {}),
             )
             for node in range(nodes)
         }
@@ -65,6 +72,11 @@ class InProcessGrid(Grid):
     def get_node_ids(self) -> Iterable[int]:
         """Return the ids of all nodes."""
         return list(self._contexts)
+
+    @property
+    def partitions(self) -> dict[int, int]:
+        """Return by the id of each node its `partition-id`."""
+        return {node: node - _FIRST_NODE for node in self._contexts}
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Answer each message before returning."""

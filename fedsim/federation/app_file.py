@@ -1,0 +1,90 @@
+"""Tables of the file of a Flower app: who attacks it, and how it is run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from fedsim.base.constraints import NonNegativeInt, PositiveInt
+from fedsim.federation.config import AttackFile, PluginTable, SecureAggregationTable, Table
+
+RunConfig = dict[str, bool | int | float | str]
+"""Settings of an app by key, as both of its sides find them in their context."""
+
+
+class AppFederationTable(Table):
+    """[federation] of an app: how many clients, drawn with which seed.
+
+    Its number of rounds is a setting of the app, most often `run_config.num-server-rounds`.
+    """
+
+    clients: PositiveInt = Field(default=10, description="Number of clients.")
+    seed: NonNegativeInt = Field(default=0, description="Seed of Python, NumPy and PyTorch, and of defenses.")
+
+
+class AppFile(AttackFile):
+    """File that `fedsim run --app FOLDER FILE` reads: an attack file, and how the app is run.
+
+    Attributes:
+        federation: number of clients and seed.
+        run_config: settings of the app that differ from those in its pyproject.toml.
+        defense: what acts on the update of each client before it is sent, in this order.
+        secure_aggregation: the groups over which the server learns sums alone; None where it sees single updates.
+    """
+
+    federation: AppFederationTable = AppFederationTable()
+    run_config: dict[str, Any] = Field(default={})
+    defense: list[PluginTable] = Field(default=[])
+    secure_aggregation: SecureAggregationTable | None = None
+
+    @model_validator(mode="after")
+    def _check_clients(self) -> AppFile:
+        chosen, count = self.adversary.victims, self.federation.clients
+        if isinstance(chosen, list) and (missing := [client for client in chosen if client >= count]):
+            raise ValueError(f"adversary.victims: expected clients from 0 to {count - 1}, got {missing[0]}")
+        if self.app.replies != "weights" and (self.defense or self.secure_aggregation is not None):
+            raise ValueError(
+                f"app.replies: clients send a {self.app.replies}, and fedsim's defenses and sums read what an app "
+                "sends as weights w_T; leave [[defense]] and [secure_aggregation] out, or let the app defend itself"
+            )
+        table = self.secure_aggregation
+        if table is not None and table.groups != "all" and table.groups > count:
+            raise ValueError(
+                f"secure_aggregation.groups: expected at most federation.clients = {count}, got {table.groups}"
+            )
+        return self
+
+    @property
+    def attack_file(self) -> AttackFile:
+        """Return what the file says of the adversary."""
+        return AttackFile.model_construct(**{name: getattr(self, name) for name in AttackFile.model_fields})
+
+
+RUN_TABLES = tuple(name for name in AppFile.model_fields if name not in AttackFile.model_fields)
+"""Tables that say how an app is run."""
+
+
+def is_app_file(tables: Mapping[str, Any]) -> bool:
+    """Tell whether tables are those of an app's file: they say what no experiment can say, and nothing else."""
+    if set(tables) - set(AppFile.model_fields):
+        return False
+    adversary = tables.get("adversary")
+    knowledge = adversary.get("knowledge") if isinstance(adversary, Mapping) else None
+    names_model = isinstance(knowledge, Mapping) and isinstance(knowledge.get("model"), str)
+    return names_model or not {"run_config", "app", "truth"}.isdisjoint(tables)
+
+
+def flatten_run_config(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested tables by keys with dots, as Flower does.
+
+    >>> flatten_run_config({"a": {"b": 1}, "c": 2})
+    {'a.b': 1, 'c': 2}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in tables.items():
+        flat |= (
+            flatten_run_config(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        )
+    return flat

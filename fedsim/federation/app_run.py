@@ -1,0 +1,284 @@
+"""Run of somebody's Flower app over clients in this process, recorded by a curious server.
+
+An app runs in a process of its own (`fedsim.api.app_runs`), so that its modules, and what they keep, are new in each
+run. Everything that is drawn follows from the seed: what the server draws from the global generators of Python, NumPy
+and PyTorch from the seed alone, and what a client draws from the seed, its node and the number of its message, so that
+neither the order of clients nor the recording changes anything.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from flwr.app import Context, Message, MessageType, RecordDict
+from flwr.clientapp.typing import ClientAppCallable, Mod
+from numpy.typing import NDArray
+
+from fedsim.base.errors import ConfigError, FedsimError, PluginError, RunError, error_reason, one_line
+from fedsim.base.randomness import derive_seed, seed_globals, use_one_thread
+from fedsim.federation.app_file import AppFile, RunConfig
+from fedsim.federation.engines.serial import InProcessGrid
+from fedsim.federation.flower_app import FlowerApp
+from fedsim.federation.legacy_order import order_legacy_clients
+from fedsim.federation.simulation import quiet_flower
+from fedsim.interfaces.defense import Defense
+from fedsim.interfaces.defense_checks import check_defense, check_order, name_of_defense
+from fedsim.plugins import registry
+from fedsim.plugins.frozen import check_frozen
+from fedsim.recording.recorder import Recorder
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppJob:
+    """Run of an app.
+
+    Attributes:
+        app: the app.
+        run_config: all its settings.
+        file: how it is run.
+        recording: folder of the recording, `transcript` in a run folder.
+    """
+
+    app: FlowerApp
+    run_config: RunConfig
+    file: AppFile
+    recording: Path
+
+
+def build_app_defenses(file: AppFile) -> list[Defense]:
+    """Build the defenses of a file, each of which acts on an update before it is sent.
+
+    Raises:
+        ConfigError: their settings, or their order, are not possible, or one acts otherwise than by a mod.
+        PluginError: one does not load.
+    """
+    make_mod = _load_part("mod")
+    defenses: list[Defense] = []
+    for number, table in enumerate(file.defense):
+        defense = check_defense(registry.build("defenses", table.name, table.settings, f"defense.{number}"))
+        check_frozen(type(defense))
+        try:
+            make_mod(defense)
+        except PluginError as error:
+            raise ConfigError(
+                f"defense.{number}: '{table.name}' cannot act on the update of an app: {error}"
+            ) from error
+        defenses.append(defense)
+    check_order(defenses)
+    if file.secure_aggregation is not None:
+        from fedsim.federation.secure_aggregation import check_defenses
+
+        check_defenses(defenses)
+    return defenses
+
+
+@contextmanager
+def app_runner() -> Iterator[Callable[[AppJob, Any], None]]:
+    """Yield the function with which a worker process runs an app."""
+    with quiet_flower():
+        yield lambda job, progress: run_app_here(job)
+
+
+def run_app_here(job: AppJob) -> None:
+    """Run an app in this process, whose global generators and import path it changes.
+
+    Raises:
+        ConfigError: the app asks for a simulation of its own.
+        PluginError: the app does not load.
+        RunError: the app failed, or no client answered, or a defense had nothing to act on.
+    """
+    seed, where = job.file.federation.seed, job.app.folder
+    with use_one_thread(), _forbid_simulation(where), order_legacy_clients():
+        _seed_process(seed)
+        server_app, client_app = job.app.load("serverapp"), job.app.load("clientapp")
+        grid = ClientGrid(client_app, job.file, job.run_config)
+        recorder = Recorder(job.recording)
+        context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=dict(job.run_config))
+        _seed_process(seed)  # importing may have drawn anything
+        try:
+            _load_part("recorded-run")(
+                server_app,
+                grid,
+                context,
+                recorder,
+                partitions=grid.partitions,
+                sums=job.file.secure_aggregation,
+                seed=seed,
+            )
+        except FedsimError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise RunError(
+                f"{where}: its serverapp ended before its last round: {one_line(error_reason(error))}; what was "
+                "recorded until then is kept"
+            ) from error
+    grid.report()
+
+
+class ClientGrid(InProcessGrid):
+    """Grid over the clients of an app, each of which answers as if it were in a process of its own.
+
+    Args:
+        client_app: plays every client.
+        file: says how many clients there are, what draws, and which defenses act.
+        run_config: settings of the app.
+    """
+
+    def __init__(self, client_app: ClientAppCallable, file: AppFile, run_config: RunConfig) -> None:
+        self._seed = file.federation.seed
+        self._generators: list[torch.Generator] = []
+        self._defenses = build_app_defenses(file)
+        self._answered, self._defended, self._failed = Counter[str](), 0, list[str]()
+        self._num_messages = Counter[int]()
+        self._lock = threading.Lock()
+        super().__init__(self._with_defenses(client_app), file.federation.clients, run_config)
+
+    def _with_defenses(self, client_app: ClientAppCallable) -> ClientAppCallable:
+        """Return a client app with the defenses around it, the first of which acts first."""
+        call, make_mod = _refuse_deltas(client_app) if self._defenses else client_app, _load_part("mod")
+        for defense in self._defenses:
+            self._generators.append(torch.Generator())
+            call = _wrap(call, make_mod(defense, self._generators[-1]))
+        return call
+
+    def answer_message(self, message: Message) -> Message:
+        """Return the reply of a client to a copy of the message, as over a network."""
+        node, kind = message.metadata.dst_node_id, message.metadata.message_type
+        with self._lock:  # Flower's legacy server sends from several threads
+            self._num_messages[node] += 1
+            key = (node, self._num_messages[node])
+            for number, rng in enumerate(self._generators):
+                rng.manual_seed(derive_seed(self._seed, "app defense", number, *key))
+            with seed_globals(self._seed, "app client", *key):
+                reply = deepcopy(super().answer_message(deepcopy(message)))
+        message.metadata.__dict__["_message_id"] = message.metadata.message_id
+        self._count_reply(reply, kind, node)
+        return reply
+
+    def _count_reply(self, reply: Message, kind: str, node: int) -> None:
+        self._answered[kind] += 1
+        if reply.has_error():
+            self._failed.append(
+                f"client {self.partitions[node]}, message '{kind}': {one_line(reply.error.reason or '')}"
+            )
+        elif kind.split(".")[0] == MessageType.TRAIN:
+            self._defended += 1
+        elif self._defenses and reply.content.array_records:
+            raise RunError(
+                f"defense: clients answer '{kind}' with arrays, and {name_of_defense(self._defenses[0])} acts on "
+                "answers to training messages alone, so that these would leave undefended; leave [[defense]] out"
+            )
+
+    def report(self) -> None:
+        """Warn of clients that failed.
+
+        Raises:
+            RunError: nothing was asked, nobody answered, or nothing was defended.
+        """
+        total = sum(self._answered.values())
+        if not total:
+            raise RunError(
+                "the serverapp sent no message to any client, so nothing is recorded; mend its main function"
+            )
+        if len(self._failed) == total:
+            raise RunError(f"all clients failed, so no update is recorded; the first was {self._failed[0]}")
+        if self._defenses and not self._defended:
+            raise RunError(
+                "defense: no client answered a training message, so no update was defended"
+                + (f"; the first that failed was {self._failed[0]}" if self._failed else "; leave [[defense]] out")
+            )
+        if self._failed:
+            log.warning("%d of %d messages failed; the first was %s", len(self._failed), total, self._failed[0])
+
+
+def _refuse_deltas(call: ClientAppCallable) -> ClientAppCallable:
+    """Let a client fail that seems to send w_T - w_t, of which a defense would subtract w_t once more."""
+
+    def call_and_check(message: Message, context: Context) -> Message:
+        reply = call(message, context)
+        if reply.has_error() or message.metadata.message_type.split(".")[0] != MessageType.TRAIN:
+            return reply
+        sent, answered = (_float_arrays(content) for content in (message.content, reply.content))
+        if not answered or sent.keys() != answered.keys():
+            return reply
+        broadcast, replied = _norm(sent.values()), _norm(answered.values())
+        moved = _norm(answered[name] - sent[name] for name in sent if answered[name].shape == sent[name].shape)
+        if broadcast > 0 and moved > 0.8 * broadcast and replied < 0.5 * broadcast:
+            raise RunError(
+                f"defense: the arrays of a client have norm {replied:.3g}, those that it was sent {broadcast:.3g}, and "
+                f"their difference {moved:.3g}; they look like w_T - w_t or a gradient, and defenses read them as w_T; "
+                "leave [[defense]] out"
+            )
+        return reply
+
+    return call_and_check
+
+
+def _float_arrays(content: RecordDict) -> dict[str, NDArray[Any]]:
+    """Return the real numbers in the records of arrays of a message, by the name of each array."""
+    arrays = {name: array.numpy() for record in content.array_records.values() for name, array in record.items()}
+    return {name: array for name, array in arrays.items() if array.dtype.kind == "f"}
+
+
+def _norm(arrays: Iterable[NDArray[Any]]) -> float:
+    return math.sqrt(sum(float(np.square(array.astype(np.float64)).sum()) for array in arrays))
+
+
+def _wrap(call: ClientAppCallable, mod: Mod) -> ClientAppCallable:
+    def call_with_mod(message: Message, context: Context) -> Message:
+        return mod(message, context, call)
+
+    return call_with_mod
+
+
+def _seed_process(seed: int) -> None:
+    """Seed the global generators of this process, from which the server of an app may draw."""
+    number = derive_seed(seed, "app server")
+    random.seed(number)
+    np.random.seed(number % 2**32)  # noqa: NPY002
+    torch.manual_seed(number)
+    keras: Any = sys.modules.get("keras")
+    if keras is not None:
+        keras.utils.set_random_seed(number % 2**32)
+
+
+@contextmanager
+def _forbid_simulation(folder: Path) -> Iterator[None]:
+    """Refuse an app that starts a simulation itself, whose clients nobody would see here."""
+    import flwr.simulation
+
+    def refuse(*arguments: Any, **settings: Any) -> None:
+        del arguments, settings
+        raise ConfigError(
+            f"{folder}: the app starts a simulation of its own (flwr.simulation), whose messages do not pass here; "
+            "name its ServerApp and its ClientApp under [tool.flwr.app.components], or record it with fedsim.record_app"
+        )
+
+    with ExitStack() as stack:
+        for name in ("run_simulation", "start_simulation"):
+            if hasattr(flwr.simulation, name):
+                stack.enter_context(patch.object(flwr.simulation, name, refuse))
+        yield
+
+
+def _load_part(name: str) -> Any:
+    """Load what the core needs of other packages by entry point, as it imports none of them."""
+    (entry,) = (entry for entry in entry_points(group="fedsim.apps") if entry.name == name)
+    return entry.load()

@@ -1,0 +1,172 @@
+"""Secure aggregation between the server of somebody's Flower app and its clients."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from fedsim.base.errors import ConfigError
+from fedsim.federation.config import SecureAggregationTable
+from fedsim.federation.secure_aggregation import SINGLE_UPDATE_STRATEGIES
+from strategies.message_content import GROUP_RECORD, MEMBERS_KEY, describe_wrong_records, is_number
+from strategies.secure_sum import SecureSum
+
+log = logging.getLogger("fedsim." + __name__)
+_COUNT_KEY = "num-examples"
+_REFUSED = 2
+"""Code of the error of a client that would not take part in a sum."""
+
+
+class SecureSumGrid(Grid):
+    """Grid that passes on one reply a group in the place of those of its clients, see `SecureSum`.
+
+    The most examples that any client of a round reports stands for N_max. Other messages pass unchanged.
+
+    Args:
+        grid: the Grid to the clients.
+        table: settings of secure aggregation.
+        seed: of the groups and of the rounding.
+        partitions: by node, the client that it plays, by which members of groups are called.
+    """
+
+    def __init__(self, grid: Grid, table: SecureAggregationTable, seed: int, partitions: Mapping[int, int]) -> None:
+        self.grid, self._table, self._seed, self._partitions = grid, table, seed, partitions
+        self._num_rounds = 0
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "grid":  # copying asks for it before it is set
+            raise AttributeError(name)
+        return getattr(self.grid, name)
+
+    def set_run(self, run: Any) -> None:
+        """Set the run of the wrapped Grid."""
+        self.grid.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        """Return the run of the wrapped Grid."""
+        return self.grid.run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """Return a message of the wrapped Grid."""
+        return self.grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the ids of the connected nodes."""
+        return self.grid.get_node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send messages that are not summed.
+
+        Raises:
+            ConfigError: they train, and nobody knows which of them one sum is of.
+        """
+        messages = list(messages)
+        if any(_is_training(message) for message in messages):
+            raise ConfigError(
+                "secure_aggregation: the server of this app sends training messages and fetches the replies "
+                "one by one, so that nobody knows which of them are summed; it works with servers that call "
+                "Grid.send_and_receive, as Flower's strategies do"
+            )
+        return self.grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the replies to messages that are not summed."""
+        return self.grid.pull_messages(message_ids)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Send messages; return their replies, or those to training messages as sums.
+
+        Raises:
+            ConfigError: the strategy needs the updates of single clients, or the replies cannot be summed.
+            RunError: there are too few clients for a group.
+        """
+        messages = list(messages)
+        replies = list(self.grid.send_and_receive(messages, timeout=timeout))
+        if not any(_is_training(message) for message in messages):
+            return replies
+        _check_strategy()
+        _check_nodes(messages)
+        self._num_rounds += 1
+        answers = [reply for reply in replies if not reply.has_error()]
+        for reply in answers:
+            _check_summable(reply)
+        largest = max((_count_examples(reply) for reply in answers), default=1)
+        protocol = SecureSum(table=self._table, largest=max(1, largest), seed=self._seed)
+        message_to = {message.metadata.dst_node_id: message for message in messages}
+        accepted: list[Message] = []
+        for reply in replies:
+            asked = message_to[reply.metadata.src_node_id]
+            reason = None if reply.has_error() else protocol.refusal_reason(reply.content, asked.content)
+            accepted.append(reply if reason is None else Message(Error(code=_REFUSED, reason=reason), reply_to=asked))
+        sums = list(protocol.sum_groups(accepted, messages, self._num_rounds))
+        return [self._name_members(reply) for reply in sums]
+
+    def _name_members(self, reply: Message) -> Message:
+        """Return a sum whose members are called as clients are in the recording."""
+        if not reply.has_error():
+            nodes = reply.content.config_records[GROUP_RECORD][MEMBERS_KEY]
+            assert isinstance(nodes, list)
+            members = sorted(self._partitions.get(int(node), int(node)) for node in nodes)
+            reply.content[GROUP_RECORD] = ConfigRecord({MEMBERS_KEY: members})
+        return reply
+
+
+def _is_training(message: Message) -> bool:
+    return message.metadata.message_type.split(".")[0] == MessageType.TRAIN
+
+
+def _check_nodes(messages: Sequence[Message]) -> None:
+    """Raise ConfigError where a client is sent several messages at once, or messages differ in kind."""
+    nodes = {message.metadata.dst_node_id for message in messages}
+    if len(nodes) < len(messages) or not all(map(_is_training, messages)):
+        raise ConfigError(
+            "secure_aggregation: the server of this app sends a client several messages at once, of which one sum "
+            "cannot be; leave [secure_aggregation] out"
+        )
+
+
+def _count_examples(reply: Message) -> int:
+    (metrics,) = reply.content.metric_records.values()
+    count = metrics[_COUNT_KEY]
+    return int(count) if isinstance(count, int | float) else 0
+
+
+def _check_summable(reply: Message) -> None:
+    """Raise ConfigError where a reply has other records than those that are summed."""
+    content = reply.content
+    reason = describe_wrong_records(content)
+    if reason is None and (set(content.array_records) != {"arrays"} or set(content.metric_records) != {"metrics"}):
+        reason = "it calls its records otherwise than 'arrays' and 'metrics', as Flower's strategies do"
+    if reason is None:
+        (metrics,) = content.metric_records.values()
+        if not is_number(metrics.get(_COUNT_KEY)) or _count_examples(reply) < 1:
+            reason = f"it reports no '{_COUNT_KEY}', by which clients are weighted"
+    if reason is not None:
+        raise ConfigError(
+            f"secure_aggregation: the reply of node {reply.metadata.src_node_id} cannot be summed: {reason}; leave "
+            "[secure_aggregation] out, or mend the app"
+        )
+
+
+def _check_strategy() -> None:
+    """Raise ConfigError where the strategy that sends needs the updates of single clients."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, Strategy):
+            name = type(caller).__name__
+            if name in SINGLE_UPDATE_STRATEGIES:
+                raise ConfigError(
+                    f"secure_aggregation: the strategy of this app, {name}, {SINGLE_UPDATE_STRATEGIES[name]}, and the "
+                    "server would see sums over groups alone; leave [secure_aggregation] out"
+                )
+        frame = frame.f_back  # type: ignore[assignment]
