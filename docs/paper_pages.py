@@ -84,7 +84,7 @@ class Page:
     def setting(self, table: str) -> str:
         """What the paper did, and what differs in ours."""
         asked = self.paper.table[table]
-        parts = [f"*In the paper:* {asked.setting}."]
+        parts = [f"*{'In the paper' if asked.rows else 'Setting'}:* {asked.setting}."]
         parts += [f"± is the {asked.spread}."] if asked.spread else []
         parts += [f"*What differs:* {asked.differs.strip()}"] if asked.differs else []
         reasons = dict.fromkeys(asked.incomparable.values())
@@ -125,6 +125,8 @@ class Page:
         rows = list(dict.fromkeys([*self.paper.table[table].rows, *(row for row, _ in every)]))
         titles = {name: of.title for name, of in self.paper.table[table].quantities.items()}
         titles = {name: title for name, title in titles.items() if any(name == shown for _, shown in every)}
+        if not self.paper.table[table].rows:
+            return [line for kept in chosen for line in (*_by_attack(kept, titles), "")]
         return (_wide if len(titles) <= WIDEST else _long)(found, every, rows, titles)
 
     def compared(self, kept: KeptResult) -> list[FigureComparison]:
@@ -142,7 +144,7 @@ class Page:
             template
         )
         text = made.render(
-            cite=cite(self.paper.key),
+            cite=cite(self.paper.key) if self.paper.key else "",
             title=lambda table: self.paper.table[table].title,
             measured=dict.fromkeys(kept.table for kept in self.results.kept),
             setting=self.setting,
@@ -185,6 +187,15 @@ def _wide(found: Mapping[str, Found], every: Found, rows: Sequence[str], titles:
     return _table(["", "", *titles.values()], lines)
 
 
+def _by_attack(kept: KeptResult, titles: Mapping[str, str]) -> list[str]:
+    """A line for each attack, with the reason where it has no figures; attacks of a setting stand together."""
+    lines = {row: [row, *(texts.get(name, "") for name in titles)] for row, texts in kept.rows.items()}
+    lines |= {row: [row, reason, *[""] * (len(titles) - 1)] for row, reason in kept.reasons.items()}
+    settings = list(dict.fromkeys(row.partition(": ")[0] for row in lines))
+    ordered = sorted(lines.values(), key=lambda line: settings.index(line[0].partition(": ")[0]))
+    return _table([kept.name, *titles.values()], ordered)
+
+
 def _paper(one: FigureComparison) -> str:
     return one.paper.text if one.paper else ""
 
@@ -214,9 +225,8 @@ def index() -> str:
     quick = [made.recipe.quick.minutes for place in TABLES if (made := find_recipe(*place))]
     parts = [HEAD.format(count=len(quick), minutes=f"{sum(quick):.0f}", longest=f"{max(quick):.0f}")]
     for name, paper in read_papers().items():
-        parts.append(
-            f"\n## [{paper.title}](papers/{name}.md)\n\n{cite(paper.key)}\n\n" + "\n".join(_result_table(name, paper))
-        )
+        origin = cite(paper.key) if paper.key else "Tables of our own, which compare attacks of several papers."
+        parts.append(f"\n## [{paper.title}](papers/{name}.md)\n\n{origin}\n\n" + "\n".join(_result_table(name, paper)))
     return WRITTEN.format("papers/*") + "\n".join(parts) + "\n"
 
 

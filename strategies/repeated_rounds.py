@@ -3,7 +3,9 @@
 A round that is made again gives the same updates and draws the same noise and masks. Where the same
 clients answer, whoever saw the first sum sees the same again, and learns nothing more. If others
 answer, because clients were too late once, the difference of both sums is what single clients sent,
-without the noise that cancels in it. No budget covers that.
+without the noise that cancels in it. No budget covers that. Masks and shares of noise are those of
+the clients of a sum, so that sums without a common client tell nothing more. The noise of a trusted
+server is that of its round, so that there any other client is one too many.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from fedsim.base.errors import RunError, TranscriptError, join_first
 from fedsim.federation.build import Experiment
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import read_ledger
+from fedsim.recording.recorder import RecordingPlan
 from fedsim.recording.transcript import Transcript
 from strategies.message_content import GROUP_RECORD, MEMBERS_KEY
 
@@ -29,37 +32,47 @@ class RepeatedRound:
 
     Attributes:
         number: the round.
-        sums: the clients of each sum that is recorded of it.
-        recorded_clients: those that are recorded at all; None where all are.
+        sums: the clients of each sum that is recorded of it, or those that are recorded.
+        failed_clients: those that did not answer, where a trusted server adds the noise of the round
+            to one sum of all; None where clients add it, or masks.
     """
 
     def __init__(
-        self, number: int, sums: Collection[frozenset[int]], recorded_clients: Collection[int] | None = None
+        self, number: int, sums: Collection[frozenset[int]], failed_clients: Collection[int] | None = None
     ) -> None:
-        self.number, self.sums, self.recorded_clients = number, sums, recorded_clients
+        self.number, self.sums, self.failed_clients = number, sums, failed_clients
 
     @classmethod
     def find(cls, experiment: Experiment, folder: OpenRun, number: int) -> RepeatedRound | None:
         """Return round `number` as it was before the run was interrupted; None where nothing is summed or recorded.
 
-        Where it was begun and nothing is recorded of it, a warning says so.
+        Where it was begun, or may have been, and nothing is recorded of it, a warning says so.
         """
         config = experiment.config
         if config.secure_aggregation is None and experiment.federation_privacy is None:
             return None
         try:
-            replies = Transcript(folder.path, rounds=[number]).header(number).replies
+            header = Transcript(folder.path, rounds=[number]).header(number)
         except TranscriptError:
-            if any(int(row["round"]) >= number for row in read_ledger(folder)):
+            ledger = read_ledger(folder)
+            plan = RecordingPlan(rounds=config.recording.rounds, every=config.recording.every)
+            if any(int(row["round"]) >= number for row in ledger):
                 log.warning(
                     "round %d was begun before the run was interrupted, and no sum is recorded of it; if one was seen "
                     "and other clients answer now, its noise is used twice, which no budget covers",
                     number,
                 )
+            elif not ledger and not plan.keeps_round(number):
+                log.warning(
+                    "round %d is not to be recorded, so that nobody can tell whether a sum of it was seen before the "
+                    "run was interrupted; if one was and other clients answer now, the difference of both shows what "
+                    "single clients sent",
+                    number,
+                )
             return None
         if config.secure_aggregation is not None:
-            return cls(number, [frozenset(reply.senders) for reply in replies])
-        return cls(number, [frozenset(reply.client for reply in replies)], config.recording.clients)
+            return cls(number, [frozenset(reply.senders) for reply in header.replies])
+        return cls(number, [frozenset(reply.client for reply in header.replies)], header.failures.keys())
 
     def check_replies(self, replies: Iterable[Message]) -> Iterator[Message]:
         """Yield replies, which are sums where they say of whom.
@@ -67,26 +80,30 @@ class RepeatedRound:
         Raises:
             RunError: clients are summed now that were not summed before with one another.
         """
-        single_clients = set[int]()
+        asked, answered = set[int](), set[int]()
         for reply in replies:
+            asked.add(reply.metadata.src_node_id)
             if not reply.has_error():
+                answered.add(reply.metadata.src_node_id)
                 group = reply.content.config_records.get(GROUP_RECORD)
-                if group is None:
-                    single_clients.add(reply.metadata.src_node_id)
-                else:
-                    self._check_sum(frozenset(group[MEMBERS_KEY]))  # type: ignore[arg-type]
+                if group is not None:
+                    self._check_group(frozenset(group[MEMBERS_KEY]))  # type: ignore[arg-type]
             yield reply
-        if single_clients:
-            self._check_sum(frozenset(single_clients))
+        if self.failed_clients is not None:
+            # A recording of some clients names all that failed, so that the others answered before.
+            answered_before = asked.difference(self.failed_clients).union(*self.sums)
+            self._refuse(answered_before ^ answered)
 
-    def _check_sum(self, clients: frozenset[int]) -> None:
-        if self.recorded_clients is not None:
-            clients &= frozenset(self.recorded_clients)
+    def _check_group(self, clients: frozenset[int]) -> None:
         for earlier in self.sums:
-            differing = sorted(earlier ^ clients)
-            if earlier & clients and differing:
-                raise RunError(
-                    f"round {self.number}: clients {join_first(differing, _MAX_NAMED_CLIENTS)} answered either now or "
-                    "before the run was interrupted, not both times, and the difference of both sums would show what "
-                    "they sent without noise; raise federation.timeout and resume again, or begin another run"
-                )
+            if earlier & clients:
+                self._refuse(earlier ^ clients)
+
+    def _refuse(self, differing: Collection[int]) -> None:
+        """Raise RunError where any clients are in one of two sums with the same noise alone."""
+        if differing:
+            raise RunError(
+                f"round {self.number}: clients {join_first(sorted(differing), _MAX_NAMED_CLIENTS)} answered either now "
+                "or before the run was interrupted, not both times, and the difference of both sums would show what "
+                "they sent without noise; raise federation.timeout and resume again, or begin another run"
+            )

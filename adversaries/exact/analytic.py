@@ -42,6 +42,7 @@ class Analytic(Attack):
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
     uses: ClassVar[frozenset[str]] = frozenset({"private_parts"})
     paper: ClassVar[Paper] = cite("Phong2018")
+    vector_targets: ClassVar[bool] = True
 
     def _run(self, target: Target, progress: Progress) -> Finding:
         layer = read_first_layer(target.read_update(), target.knowledge, relu=False)

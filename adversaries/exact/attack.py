@@ -38,6 +38,7 @@ class FirstLayerAttack(Attack):
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
     uses: ClassVar[frozenset[str]] = frozenset({"private_parts"})
     paper: ClassVar[Paper] = cite("Dimitrov2024")
+    vector_targets: ClassVar[bool] = True
 
     @property
     @abstractmethod

@@ -49,6 +49,7 @@ class CocktailParty(Attack):
 
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
     paper: ClassVar[Paper] = cite("Kariyappa2023")
+    vector_targets: ClassVar[bool] = True
 
     def _run(self, target: Target, progress: Progress) -> Finding:
         layer = read_first_layer(target.read_update(), target.knowledge, relu=self.refine)

@@ -220,12 +220,15 @@ def stack_layers(layers: Sequence[FirstLayer]) -> FirstLayer:
 
 
 def read_labels(layer: FirstLayer, inputs: Tensor) -> Tensor:
-    """Recover the label of each input, `example`, from the update of the last layer.
+    """Recover the label of each input from the update of the last layer.
+
+    It is `example`, or of several labels or numbers `example target`.
 
     With the cross-entropy the update of the last layer is G^T H, where H holds the features of one
     example a row and G, `example class`, is below 0 at the true class only. G is found by least
-    squares for the features at w_0. If the model does not end in such a layer, labels are what the
-    returned model, or else that at w_0, predicts.
+    squares for the features at w_0. With the binary cross-entropy of several labels it is below 0
+    where an example has the label. If the model does not end in such a layer, and for numbers,
+    labels are what the returned model, or else that at w_0, predicts.
 
     Args:
         layer: the first layer, whose update was attacked.
@@ -241,8 +244,9 @@ def read_labels(layer: FirstLayer, inputs: Tensor) -> Tensor:
         weight_index = problem.parameter_names.index(f"{name}.weight".removeprefix("."))
         bias_index = problem.parameter_names.index(f"{name}.bias".removeprefix("."))
     except (KnowledgeError, ValueError):
-        warn(f"{problem.where}: labels cannot be read from the last layer; they are what the model predicts")
-        return predict_labels(layer, inputs)
+        return _predict_with_warning(layer, inputs)
+    if problem.goal == "numbers":
+        return _predict_with_warning(layer, inputs)
     direction = problem.direction
     weight = direction[weight_index].double().cpu()
     bias = direction[bias_index].double().cpu()
@@ -250,11 +254,19 @@ def read_labels(layer: FirstLayer, inputs: Tensor) -> Tensor:
     features = torch.cat([last_inputs.double().cpu(), ones], 1)
     change = torch.cat([weight, bias[:, None]], 1)
     gradients: Tensor = torch.linalg.lstsq(features.T, change.T, driver="gelsd").solution
-    return gradients.argmin(1)
+    return (gradients < 0).float() if problem.goal == "labels" else gradients.argmin(1)
+
+
+def _predict_with_warning(layer: FirstLayer, inputs: Tensor) -> Tensor:
+    """Return what `predict_labels` does, and warn that no more is known of the labels."""
+    warn(f"{layer.problem.where}: labels cannot be read from the last layer; they are what the model predicts")
+    return predict_labels(layer, inputs)
 
 
 def predict_labels(layer: FirstLayer, inputs: Tensor) -> Tensor:
-    """Return the label of each input, `example`, as the returned model, or else that at w_0, predicts it.
+    """Return the label of each input as the returned model, or else that at w_0, predicts it.
+
+    It is `example`, or of several labels or numbers `example target`.
 
     Args:
         layer: the first layer, whose update was attacked.
@@ -265,9 +277,11 @@ def predict_labels(layer: FirstLayer, inputs: Tensor) -> Tensor:
     state = _state_of(problem, problem.after or problem.before)
     with torch.no_grad():
         outputs: Tensor = functional_call(problem.model, state, (values,)).reshape(len(values), -1)
-    if outputs.shape[1] > 1:
-        return outputs.argmax(1).cpu()
-    return outputs[:, 0].float().cpu()
+    if outputs.shape[1] == 1 and problem.goal != "labels":
+        return outputs[:, 0].float().cpu()
+    if problem.goal == "labels":
+        return (outputs > 0).float().cpu()
+    return (outputs.argmax(1) if problem.goal == "classes" else outputs.float()).cpu()
 
 
 def _state_of(problem: InversionProblem, weights: Sequence[Tensor]) -> dict[str, Tensor]:

@@ -40,9 +40,11 @@ class FedMia(Attack):
     probability: bool = True
 
     paper: ClassVar[Paper] = cite("Zhu2025")
+    vector_targets: ClassVar[bool] = True
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "candidates"})
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
     rounds_needed: ClassVar[RoundsNeeded] = ALL
+    needs_num_examples: ClassVar[bool] = False
 
     def _run(self, target: Target, progress: Progress) -> Finding:
         candidates = CandidateScorer(target.knowledge)

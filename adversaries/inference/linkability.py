@@ -59,8 +59,11 @@ class Linkability(Attack):
     """
 
     paper: ClassVar[Paper] = cite("Orekondy2018")
+    vector_targets: ClassVar[bool] = True
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
     rounds_needed: ClassVar[RoundsNeeded] = 2
+    needs_num_examples: ClassVar[bool] = False
+    needs_client_ids: ClassVar[bool] = False
 
     def _run(self, target: Target, progress: Progress) -> Linkage:
         return self._link_messages(target, progress, self._compute_fingerprints)

@@ -27,9 +27,11 @@ class MembershipCosine(Attack):
     """
 
     paper: ClassVar[Paper] = PASSIVE_INFERENCE_PAPER
+    vector_targets: ClassVar[bool] = True
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "candidates"})
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT, GROUP})
     rounds_needed: ClassVar[RoundsNeeded] = ALL
+    needs_num_examples: ClassVar[bool] = False
 
     def _run(self, target: Target, progress: Progress) -> Finding:
         return score_victim(target, CandidateScorer(target.knowledge).gradient_cosines, progress)

@@ -37,6 +37,7 @@ class MembershipDifference(Attack):
     """
 
     paper: ClassVar[Paper] = PASSIVE_INFERENCE_PAPER
+    vector_targets: ClassVar[bool] = True
     needs: ClassVar[frozenset[str]] = frozenset(
         {"model", "loss", "candidates", "learning_rate", "local_epochs", "batch_size"}
     )

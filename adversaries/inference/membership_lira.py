@@ -35,6 +35,7 @@ class MembershipLira(Attack):
     needs: ClassVar[frozenset[str]] = frozenset({"model", "candidates"})
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
     rounds_needed: ClassVar[RoundsNeeded] = ALL
+    needs_num_examples: ClassVar[bool] = False
 
     def _run(self, target: Target, progress: Progress) -> Finding:
         statistic = CandidateScorer(target.knowledge).confidence_log_odds

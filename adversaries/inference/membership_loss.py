@@ -27,9 +27,11 @@ class MembershipLoss(Attack):
     """
 
     paper: ClassVar[Paper] = cite("Yeom2018")
+    vector_targets: ClassVar[bool] = True
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "candidates"})
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT, GROUP})
     rounds_needed: ClassVar[RoundsNeeded] = ALL
+    needs_num_examples: ClassVar[bool] = False
 
     def _run(self, target: Target, progress: Progress) -> Finding:
         return score_victim(target, CandidateScorer(target.knowledge).negative_losses, progress)

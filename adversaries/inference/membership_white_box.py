@@ -55,9 +55,11 @@ class MembershipWhiteBox(Attack):
     strength: PositiveFloat = 0.1
 
     paper: ClassVar[Paper] = cite("Nasr2019")
+    vector_targets: ClassVar[bool] = True
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "candidates", "known_candidates"})
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
     rounds_needed: ClassVar[RoundsNeeded] = ALL
+    needs_num_examples: ClassVar[bool] = False
 
     def _run(self, target: Target, progress: Progress) -> Finding:
         knowledge = target.knowledge

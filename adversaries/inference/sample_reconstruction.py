@@ -70,6 +70,7 @@ class ModelSampleReconstruction(ModelAttack):
     patience: NonNegativeInt = 0
 
     paper: ClassVar[Paper] = cite("Fredrikson2015")
+    needs_num_examples: ClassVar[bool] = False
     needs: ClassVar[frozenset[str]] = frozenset({"model", "input_shape", "value_range", "num_classes"})
 
     def _run(self, target: Target, progress: Progress) -> Representatives:

@@ -82,6 +82,7 @@ class SourceInference(ModelAttack):
     decide: Literal["each", "together"] = "each"
 
     paper: ClassVar[Paper] = cite("Hu2021")
+    vector_targets: ClassVar[bool] = True
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "records"})
     transcript_sources: ClassVar[tuple[str, ...]] = (RETURNED, LAST_RETURNED)
 

@@ -51,6 +51,7 @@ class InvertingGradients(GradientInversion):
     unknown_step_size: PositiveFloat = 0.01
 
     paper: ClassVar[Paper] = cite("Geiping2020")
+    vector_targets: ClassVar[bool] = True
 
     def _recipe(self, problem: InversionProblem) -> Recipe:
         return Recipe(

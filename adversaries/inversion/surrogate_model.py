@@ -62,6 +62,7 @@ class SurrogateModelExtension(GradientInversion):
     alpha_every: PositiveInt = 1
 
     paper: ClassVar[Paper] = cite("Zhu2023")
+    vector_targets: ClassVar[bool] = True
 
     def _recipe(self, problem: InversionProblem) -> Recipe:
         return Recipe(

@@ -25,6 +25,7 @@ class SharedModel(ModelAttack):
     """
 
     paper: ClassVar[Paper] = PAPER
+    needs_num_examples: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.source not in self.transcript_sources:

@@ -62,6 +62,7 @@ class TextAttack(Attack):
     needs: ClassVar[frozenset[str]] = _NEEDS
     uses: ClassVar[frozenset[str]] = frozenset({"labels"})
     texts: ClassVar[bool] = True
+    vector_targets: ClassVar[bool] = False  # labels are counted as classes
 
 
 @dataclass(frozen=True, kw_only=True)

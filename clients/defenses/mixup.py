@@ -59,7 +59,7 @@ class Mixup(Mixing):
     def check(self, setting: Setting) -> None:
         """Check that examples can be mixed, and targets of a regression only if it is allowed."""
         super().check(setting)
-        if not setting.task.num_classes and not self.regression:
+        if setting.task.goal == "numbers" and not self.regression:
             raise ConfigError(
                 "regression: the task is a regression, whose targets would be mixed like the inputs, as if it were "
                 "linear; set regression = true if that is meant, or leave the defense out"

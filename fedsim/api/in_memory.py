@@ -16,9 +16,18 @@ from fedsim.base.errors import AttackCrash, ConfigError, FedsimError, did_you_me
 from fedsim.base.files import temporary_folder
 from fedsim.base.progress import ProgressListener, listen_to_progress
 from fedsim.base.randomness import generator, serialize_calls, use_one_thread
+from fedsim.base.task import sort_targets
 from fedsim.interfaces.attack import Attack, Target
 from fedsim.interfaces.findings import Finding
-from fedsim.interfaces.knowledge import FACTS, Knowledge, KnownCandidates, PartialRecords, PropertyRecords, Records
+from fedsim.interfaces.knowledge import (
+    FACTS,
+    Knowledge,
+    KnownCandidates,
+    KnownRows,
+    PartialRecords,
+    PropertyRecords,
+    Records,
+)
 from fedsim.plugins import registry
 from fedsim.plugins.frozen import to_plain_value
 from fedsim.recording.payloads import WORKING_TYPE, Payload
@@ -34,6 +43,7 @@ _OBJECT_FACTS: Mapping[str, tuple[type, str]] = {
     "records": (Records, "fedsim.interfaces.knowledge.Records"),
     "candidates": (Records, "fedsim.interfaces.knowledge.Records"),
     "known_candidates": (KnownCandidates, "fedsim.interfaces.knowledge.KnownCandidates"),
+    "known_rows": (KnownRows, "fedsim.interfaces.knowledge.KnownRows"),
     "auxiliary": (Records, "fedsim.interfaces.knowledge.Records"),
     "property_records": (PropertyRecords, "fedsim.interfaces.knowledge.PropertyRecords"),
     "partial_records": (PartialRecords, "fedsim.interfaces.knowledge.PartialRecords"),
@@ -143,7 +153,7 @@ def _check_knowledge(knowledge: Mapping[str, Any]) -> dict[str, Any]:
             fits, expected = fact.accepts(plain_value), fact.expected
         if not fits:
             raise ConfigError(f"attack: {name}: expected {expected}, got {one_line(repr(value))}")
-        checked[name] = plain_value.sort().values if name == "labels" else plain_value
+        checked[name] = sort_targets(plain_value) if name == "labels" else plain_value
     return checked
 
 

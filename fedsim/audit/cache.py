@@ -21,7 +21,7 @@ from fedsim.federation.config import KnowledgeTable
 from fedsim.federation.open_run import OpenRun
 from fedsim.interfaces.attack import Knowledge
 from fedsim.interfaces.findings import Finding, LocalModel
-from fedsim.interfaces.knowledge import FACTS
+from fedsim.interfaces.knowledge import FACTS, MESSAGE_FACTS
 from fedsim.plugins import registry
 from fedsim.plugins.code_hashes import UNREADABLE, hash_plugin_code, hash_referenced_code
 from fedsim.recording.header import hash_state
@@ -125,8 +125,13 @@ class FindingCache:
 
     @property
     def _message_settings(self) -> dict[str, Any]:
-        settings = self.app.model_dump(exclude_defaults=True)
+        settings = self.app.model_dump(exclude_defaults=True) | self.withheld_messages
         return ({"app": settings} if settings else {}) | ({} if self.who == "server" else {"who": self.who})
+
+    @property
+    def withheld_messages(self) -> dict[str, bool]:
+        """Return as false those facts that messages show and the threat model withholds."""
+        return {name: False for name in MESSAGE_FACTS if not getattr(self.knowledge_table, name)}
 
     @cached_property
     def _finding_folders(self) -> dict[str, Path]:

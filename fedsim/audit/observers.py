@@ -39,14 +39,14 @@ def observe_run(folder: OpenRun, case: Case, adversary: AdversaryTable, message_
         RunError: the model after the last round is damaged.
     """
     recording = folder.recording.in_format(message_format)
-    if adversary.who == "server":
+    if adversary.who in ("server", "feature-party"):  # a party's own messages are all that such an attack reads
         return recording
     if message_format.changes_updates:
         raise ConfigError(
             "adversary.who: which part of the messages is the model is said by [app], and others than the server are "
             "known to see whole models alone; leave out those keys of [app], or attack as the server"
         )
-    who = adversary.who if isinstance(adversary.who, str) else tuple(sorted(adversary.who))
+    who: Observer = "outsider" if isinstance(adversary.who, str) else tuple(sorted(adversary.who))
     _check_clients_exist(recording, case, who)
     return ObservedTranscript(recording, who, read_final_model(folder, recording), case.count_equal_clients(who))
 

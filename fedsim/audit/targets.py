@@ -72,14 +72,23 @@ class TargetMaker:
             FedsimError: the victim's messages cannot be attacked.
         """
         first = self._first_round(job)
+        if not self.adversary.knowledge.client_ids and self.transcript.adds_known_terms(first):
+            raise AttackError(
+                f"round {first}: clients add control variates, or a linear term, to their gradients, which follow from "
+                "all that each sent before, and the threat model withholds who sent that; grant it "
+                "(adversary.knowledge.client_ids)"
+            )
         members = self._group_members(first, job)
         knowledge, model_hashes = self._job_knowledge(job, first, members)
         fingerprint = self.cache.fingerprint(job, knowledge, self.transcript, model_hashes)
         if self.cache.is_up_to_date(job, fingerprint):
             return None
         key = adversary_key(self.case.seed)
+        transcript = self.transcript.restrict_to(job.rounds)
+        if not self.adversary.knowledge.num_examples:
+            transcript = transcript.without_example_counts()
         target = Target(
-            transcript=self.transcript.restrict_to(job.rounds),
+            transcript=transcript,
             victim=job.victim,
             members=members,
             knowledge=knowledge,
@@ -118,7 +127,8 @@ class TargetMaker:
         victim, reply = job.victim, self.transcript.header(number).find_reply(job.victim)
         assert reply is not None
         message_format = self.transcript.message_format
-        if not message_format.num_examples_of(victim, reply.num_examples):
+        counts = self.adversary.knowledge.num_examples
+        if counts and not message_format.num_examples_of(victim, reply.num_examples):
             raise AttackError(
                 f"round {number}, client {victim}: it reported no number of examples that it "
                 "trained on; say it with [app] num_examples"

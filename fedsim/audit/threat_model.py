@@ -15,10 +15,19 @@ from torch.nn.functional import cross_entropy
 from fedsim.audit.architecture import ReferencedLoss, ReferencedModel
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.errors import AttackError, ConfigError, DataError, PluginError, did_you_mean, first_line
-from fedsim.base.task import smooth_labels, squared_error
+from fedsim.base.randomness import generator
+from fedsim.base.task import label_loss, smooth_labels, sort_targets, squared_error
 from fedsim.data import Column
 from fedsim.federation.config import AdversaryTable
-from fedsim.interfaces.knowledge import FACTS, TRAINING_FACTS, Knowledge, PartialRecords, Records, config_keys
+from fedsim.interfaces.knowledge import (
+    FACTS,
+    TRAINING_FACTS,
+    Knowledge,
+    KnownRows,
+    PartialRecords,
+    Records,
+    config_keys,
+)
 from fedsim.plugins import registry
 from fedsim.recording.header import DIFFERS_BY_CLIENT, Header
 from fedsim.recording.message_format import MessageFormat
@@ -34,6 +43,7 @@ LOSSES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "nll": cross_entropy,
     "bce": cross_entropy,
     "mse": squared_error,
+    "multi-label": label_loss,
 }
 """Losses by name.
 
@@ -265,6 +275,10 @@ def check_private_facts(adversary: AdversaryTable, case: Case) -> None:
                 "adversary.knowledge.known_candidates: they are drawn as candidates are, and none are granted; give "
                 "candidates, too, which says where non-members come from"
             )
+    if "known_rows" in names:
+        rows, fact = adversary.knowledge.known_rows, FACTS["known_rows"]
+        if not fact.is_valid(rows):
+            raise ConfigError(f"adversary.knowledge.known_rows: expected {fact.expected}, got {rows}")
     if "candidates" in names:
         non_members, fact = adversary.knowledge.candidates, FACTS["candidates"]
         if not fact.is_valid(non_members):
@@ -304,21 +318,42 @@ def grant_private(
     clients = members or (victim,)
     values: dict[str, Any] = {}
     if "labels" in names:
-        values["labels"] = truth.labels.sort().values
+        values["labels"] = sort_targets(truth.labels)
     if "private_parts" in names:
         values["private_parts"] = case.private_parts(victim, is_first_round=is_first_round)
     if "candidates" in names:
         values["candidates"] = case.candidates(adversary, clients)
     if "known_candidates" in names:
         values["known_candidates"] = case.known_candidates(adversary, clients)
-    if {"records", "partial_records"}.intersection(names):
+    if {"records", "partial_records", "known_rows"}.intersection(names):
         records = case.client_records(knowledge, clients, truth)
         if "records" in names:
             values["records"] = records
+        if "known_rows" in names:
+            values["known_rows"] = _draw_known_rows(
+                records, truth, int(adversary.knowledge.known_rows), case.seed, victim
+            )
         if "partial_records" in names:
             column = case.sensitive_column(str(adversary.knowledge.partial_records))
             values["partial_records"] = _remove_column(records, column)
     return replace(knowledge, **values)
+
+
+def _draw_known_rows(records: Records, truth: Truth, count: int, seed: int, victim: int) -> KnownRows:
+    """Draw the rows that the adversary knows.
+
+    Raises:
+        ConfigError: there are no others.
+    """
+    total = len(records.labels)
+    if count >= total:
+        raise ConfigError(
+            f"adversary.knowledge.known_rows: {count} of {total} rows would be known, so that none is left to attack; "
+            "grant fewer"
+        )
+    chosen = torch.randperm(total, generator=generator(seed, "known rows", victim))[:count]
+    ids = truth.rows if truth.rows is not None else torch.arange(total)
+    return KnownRows(inputs=records.inputs[chosen], labels=records.labels[chosen], rows=ids[chosen])
 
 
 def _remove_column(records: Records, column: Column) -> PartialRecords:

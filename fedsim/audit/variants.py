@@ -11,6 +11,7 @@ from typing import Any
 
 from fedsim.base.errors import PluginError, RunError
 from fedsim.interfaces.attack import Attack
+from fedsim.interfaces.knowledge import MESSAGE_FACTS
 from fedsim.plugins.frozen import to_plain_value
 
 VARIANT_COLUMNS = ("variant", "settings", "granted")
@@ -61,11 +62,12 @@ def hash_variant(*made_with: Any) -> str:
 
 def variant_columns(about: Mapping[str, Any]) -> dict[str, str]:
     """Return the columns `VARIANT_COLUMNS` of `scores.csv` for one finding."""
+    knowledge = about.get("knowledge") or {}
+    withheld = {f"adversary.knowledge.{name}": False for name in MESSAGE_FACTS if knowledge.get(name) is False}
+    attacker = {WHO: about["attacker"]} if "attacker" in about else {}
     return {
         "variant": about["variant"],
-        "settings": json.dumps(
-            about["changed"] | ({WHO: about["attacker"]} if "attacker" in about else {}), sort_keys=True
-        ),
+        "settings": json.dumps(about["changed"] | attacker | withheld, sort_keys=True),
         "granted": " ".join(about["granted"]),
     }
 

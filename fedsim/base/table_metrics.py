@@ -32,22 +32,32 @@ def compare_rows(claimed: Tensor, true: Tensor, columns: Sequence[int], deviatio
     Returns:
         `true claimed column`, whether the value is correct.
     """
-    claimed_columns = torch.split(claimed, list(columns), 1)
-    true_columns = torch.split(true, list(columns), 1)
-    column_deviations = torch.split(deviations[None], list(columns), 1)
+    return _compare_columns(claimed[None], true[:, None], columns, deviations)
+
+
+def compare_aligned_rows(claimed: Tensor, true: Tensor, columns: Sequence[int], deviations: Tensor) -> Tensor:
+    """Compare each claimed row with the true row in its place, as `compare_rows` does with all.
+
+    Returns:
+        `row column`, whether the value is correct.
+    """
+    return _compare_columns(claimed, true, columns, deviations)
+
+
+def _compare_columns(claimed: Tensor, true: Tensor, columns: Sequence[int], deviations: Tensor) -> Tensor:
+    """Return `... column`, whether values are correct, of `... feature` that broadcast."""
+    claimed_columns = torch.split(claimed, list(columns), -1)
+    true_columns = torch.split(true, list(columns), -1)
+    column_deviations = torch.split(deviations, list(columns))
     is_correct = []
     for claimed_values, true_values, deviation in zip(claimed_columns, true_columns, column_deviations, strict=True):
-        if claimed_values.shape[1] > 1:
-            is_correct.append(_is_within_tolerance(claimed_values.argmax(1), true_values.argmax(1), 0))
+        if claimed_values.shape[-1] > 1:
+            is_correct.append(claimed_values.argmax(-1) == true_values.argmax(-1))
         else:
-            is_correct.append(_is_within_tolerance(claimed_values[:, 0], true_values[:, 0], deviation))
-    return torch.stack(is_correct, 2)
-
-
-def _is_within_tolerance(claimed: Tensor, true: Tensor, deviation: Tensor | int) -> Tensor:
-    # The deviation is 0 where all public rows are equal, and NaN where there is only one.
-    allowed = torch.nan_to_num(torch.as_tensor(TOLERANCE * deviation)).clamp_min(ROUNDING)
-    return (claimed - true[:, None]).abs() <= allowed
+            # The deviation is 0 where all public rows are equal, and NaN where there is only one.
+            allowed = torch.nan_to_num(TOLERANCE * deviation).clamp_min(ROUNDING)
+            is_correct.append((claimed_values[..., 0] - true_values[..., 0]).abs() <= allowed)
+    return torch.stack(is_correct, -1)
 
 
 def assign_rows(agreement: Tensor) -> Tensor:

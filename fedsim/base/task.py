@@ -1,16 +1,24 @@
-"""The learning problem of a model: the shape of its inputs, its classes and its loss."""
+"""The learning problem of a model: the shape of its inputs, what it predicts, and its loss."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Protocol
+from typing import Literal, Protocol
 
+import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
 from fedsim.base.errors import ConfigError
+
+Goal = Literal["classes", "labels", "numbers"]
+"""What a model predicts of an example: its class, several labels that each hold or not, or one number or more.
+
+The targets of several labels are float32, `example label`, each 0 or 1; those of numbers are float32, `example` of one
+and `example number` of several.
+"""
 
 
 class Loss(Protocol):
@@ -28,13 +36,17 @@ class Task:
     Attributes:
         input_shape: shape of one example: `channel height width` for an image, `feature` for a row
             of a table, `position` for a text, `channel time` for a series.
-        num_classes: number of classes; 0 for a regression.
+        num_classes: number of classes, of which an example has one; 0 where it has none.
         vocabulary: number of different tokens of texts, whose inputs are integers; 0 otherwise.
         padding: the token that pads short texts at the end; None where there is none.
         modality: name of the kind of examples; inferred where it is left out.
+        num_labels: number of labels, of which an example may have any (multi-label); 0 where it has none.
+        num_targets: how many numbers a regression predicts.
 
     >>> Task((3, 32, 32), 10).modality
     'image'
+    >>> Task((64,), 0, num_labels=4).goal
+    'labels'
     """
 
     input_shape: tuple[int, ...]
@@ -42,21 +54,51 @@ class Task:
     vocabulary: int = 0
     padding: int | None = None
     modality: str = ""
+    num_labels: int = 0
+    num_targets: int = 1
 
     def __post_init__(self) -> None:
+        if (self.num_classes > 0) + (self.num_labels > 0) + (self.num_targets != 1) > 1 or self.num_targets < 1:
+            raise ConfigError(
+                f"task: expected one of num_classes, num_labels and num_targets, got {self.num_classes}, "
+                f"{self.num_labels} and {self.num_targets}; leave the others out"
+            )
         if not self.modality:
             inferred = infer_modality(self.input_shape, has_tokens=self.vocabulary > 0)
             object.__setattr__(self, "modality", inferred)
 
     @property
+    def goal(self) -> Goal:
+        """Return what is predicted of an example."""
+        return "classes" if self.num_classes else "labels" if self.num_labels else "numbers"
+
+    @property
     def outputs(self) -> int:
-        """Return the number of outputs for each example: one logit a class, or one prediction."""
-        return self.num_classes or 1
+        """Return the number of outputs for each example: one logit a class or label, or one prediction a number."""
+        return self.num_classes or self.num_labels or self.num_targets
+
+    @property
+    def target_shape(self) -> tuple[int, ...]:
+        """Return the shape of an example's target; `()` of a class or of one number."""
+        has_vector = self.num_labels or self.num_targets > 1
+        return (self.outputs,) if has_vector else ()
 
     @property
     def loss(self) -> Loss:
-        """Return the cross-entropy, or the mean squared error for a regression."""
-        return cross_entropy if self.num_classes else squared_error
+        """Return the cross-entropy of classes, the binary one of labels, or the mean squared error of numbers."""
+        return _LOSSES[self.goal]
+
+    def describe_goal(self) -> str:
+        """Return what is predicted, as the end of a sentence.
+
+        >>> Task((64,), 0, num_targets=3).describe_goal()
+        'a regression of 3 numbers'
+        """
+        if self.goal == "classes":
+            return f"{self.num_classes} classes"
+        if self.goal == "labels":
+            return f"{self.num_labels} labels, any of which an example may have"
+        return "a regression" if self.num_targets == 1 else f"a regression of {self.num_targets} numbers"
 
 
 def infer_modality(input_shape: Sequence[int], *, has_tokens: bool = False) -> str:
@@ -73,8 +115,77 @@ def infer_modality(input_shape: Sequence[int], *, has_tokens: bool = False) -> s
 
 
 def squared_error(outputs: Tensor, targets: Tensor, /, *, reduction: str = "mean") -> Tensor:
-    """Return the squared error of `example 1` predictions from `example` targets."""
-    return mse_loss(outputs.squeeze(-1), targets, reduction=reduction)
+    """Return the squared error of predictions `example number`, of several numbers their mean.
+
+    Args:
+        outputs: `example number`.
+        targets: `example`, or of several numbers `example number`.
+        reduction: as of `Loss`.
+    """
+    if targets.ndim < 2:
+        return mse_loss(outputs.squeeze(-1), targets, reduction=reduction)
+    return _reduce(mse_loss(outputs, targets, reduction="none").mean(1), reduction)
+
+
+def label_loss(outputs: Tensor, targets: Tensor, /, *, reduction: str = "mean") -> Tensor:
+    """Return the binary cross-entropy of logits `example label`, its mean over the labels.
+
+    Args:
+        outputs: `example label`, logits.
+        targets: `example label`, 0 or 1, or a probability.
+        reduction: as of `Loss`.
+
+    >>> label_loss(torch.zeros(2, 3), torch.tensor([[0.0, 1, 1], [0, 0, 0]])).item()
+    0.6931471824645996
+    """
+    return _reduce(binary_cross_entropy_with_logits(outputs, targets, reduction="none").mean(1), reduction)
+
+
+def _reduce(losses: Tensor, reduction: str) -> Tensor:
+    """Reduce the losses `example` as the losses of torch do."""
+    if reduction == "none":
+        return losses
+    return losses.sum() if reduction == "sum" else losses.mean()
+
+
+_LOSSES: Mapping[Goal, Loss] = {"classes": cross_entropy, "labels": label_loss, "numbers": squared_error}
+
+
+def goal_of(loss: object) -> Goal:
+    """Return what a model predicts that is trained by `loss`; of a loss that is not known here, classes."""
+    if loss in (label_loss, binary_cross_entropy_with_logits):
+        return "labels"
+    return "numbers" if loss in (squared_error, mse_loss) else "classes"
+
+
+def count_correct(outputs: Tensor, targets: Tensor, goal: Goal) -> Tensor | None:
+    """Return how many predictions are right, of labels in examples; None of numbers, which are never right or wrong.
+
+    Args:
+        outputs: `example class` or `example label`, logits.
+        targets: `example` classes, or `example label`.
+        goal: what is predicted.
+
+    >>> count_correct(torch.tensor([[2.0, -1.0]]), torch.tensor([[1.0, 1.0]]), "labels").item()
+    0.5
+    """
+    if goal == "labels":
+        return ((outputs > 0) == (targets > 0.5)).double().mean(1).sum()
+    return None if targets.is_floating_point() else (outputs.argmax(1) == targets).sum()
+
+
+def sort_targets(targets: Tensor) -> Tensor:
+    """Return targets in ascending order: of vectors the rows as they are, by the first number, then by the next.
+
+    >>> sort_targets(torch.tensor([[1.0, 0.0], [0.0, 2.0], [0.0, 1.0]])).tolist()
+    [[0.0, 1.0], [0.0, 2.0], [1.0, 0.0]]
+    """
+    if targets.ndim < 2:
+        return targets.sort().values
+    order = torch.arange(len(targets), device=targets.device)
+    for column in reversed(range(targets.shape[1])):
+        order = order[targets[order, column].argsort(stable=True)]
+    return targets[order]
 
 
 def smooth_labels(loss: Loss, smoothing: float) -> Loss:

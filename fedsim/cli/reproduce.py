@@ -88,13 +88,15 @@ def _show_kept(tables: Sequence[tuple[str, str]]) -> None:
     for paper, table in tables:
         published = read_papers()[paper].table[table]
         console.print(f"\n{paper}/{table}: {published.title}", style="bold", markup=False)
-        console.print(f"paper: {published.setting}", markup=False, highlight=False)
-        console.print(f"differs: {published.differs.strip()}", markup=False, highlight=False)
+        label = "paper" if published.rows else "setting"
+        console.print(f"{label}: {published.setting}", markup=False, highlight=False)
+        if published.differs:
+            console.print(f"differs: {published.differs.strip()}", markup=False, highlight=False)
         console.print(f"made again by: {how_to_reproduce(paper, table)}", markup=False, highlight=False)
         for kept in read_results()[paper].kept:
             if kept.table == table:
                 comparison = compare_figures(paper, table, kept.rows, f"kept: {paper}/{table}")
-                _print_comparison(paper, table, f"{kept.name}, {kept.date}", comparison)
+                _print_comparison(paper, table, f"{kept.name}, {kept.date}", comparison, kept.reasons)
                 console.print(f"{kept.note.strip()}\n{kept.command.strip()}", markup=False, highlight=False)
                 if sentence := commit_sentence([kept]):
                     console.print(sentence, markup=False, highlight=False)
@@ -130,7 +132,7 @@ def _run(
     for paper, table in recipes:
         with show_work(quiet, verbose):
             outcome = reproduce_table(paper, table, scale, cells)
-        _print_comparison(paper, table, outcome.kept.name, outcome.comparisons)
+        _print_comparison(paper, table, outcome.kept.name, outcome.comparisons, outcome.kept.reasons)
         console.print(
             f"{outcome.kept.note}\nkept: {outcome.folder / RESULT}", markup=False, highlight=False, soft_wrap=True
         )
@@ -151,17 +153,41 @@ def _print_durations(scales: Mapping[str, Scale]) -> None:
         console.print(f"All together about {total}.", markup=False, highlight=False)
 
 
-def _print_comparison(paper: str, table: str, title: str, comparisons: Sequence[FigureComparison]) -> None:
-    """Print our figures and the paper's, with difference and verdict."""
+def _print_comparison(
+    paper: str, table: str, title: str, comparisons: Sequence[FigureComparison], reasons: Mapping[str, str]
+) -> None:
+    """Print our figures and the paper's, with difference and verdict, or why an attack has none.
+
+    Where the paper has no figures, each row is a line.
+    """
     from fedsim.api.reproduce.papers import read_papers
 
     quantities = read_papers()[paper].table[table].quantities
+    if not read_papers()[paper].table[table].rows:
+        _print_lines({name: quantity.title for name, quantity in quantities.items()}, title, comparisons, reasons)
+        return
     printed = Table("", "paper", "ours", "difference", "verdict", box=SIMPLE_HEAD, title=escape(title))
     for row, row_comparisons in groupby(comparisons, key=lambda comparison: comparison.row):
         printed.add_row(f"[bold]{escape(row)}[/]")
         for comparison in row_comparisons:
             printed.add_row(f"  {escape(quantities[comparison.quantity].title)}", *_cells(comparison))
     console.print(printed)
+
+
+def _print_lines(
+    titles: Mapping[str, str], title: str, comparisons: Sequence[FigureComparison], reasons: Mapping[str, str]
+) -> None:
+    """Print a line of our figures for each row, and below it why the other rows have none."""
+    texts: dict[str, dict[str, str]] = {}
+    for comparison in comparisons:
+        texts.setdefault(comparison.row, {})[comparison.quantity] = comparison.ours.text
+    shown = [name for name in titles if any(name in row for row in texts.values())]
+    printed = Table("", *(escape(titles[name]) for name in shown), box=SIMPLE_HEAD, title=escape(title))
+    for row, row_texts in texts.items():
+        printed.add_row(escape(row), *(row_texts.get(name, "") for name in shown))
+    console.print(printed)
+    for row, reason in reasons.items():
+        console.print(f"{row}: {reason}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _cells(comparison: FigureComparison) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from fedsim.interfaces.attack import (
     Attack,
     Knowledge,
     KnownCandidates,
+    KnownRows,
     PartialRecords,
     PropertyRecords,
     Records,
@@ -25,6 +26,7 @@ from fedsim.interfaces.attack import (
 )
 from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
+from fedsim.recording.split_steps import BOTTOM, ROWS
 from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import State, Update
 from fedsim.training.models.mlp import Mlp
@@ -70,6 +72,12 @@ def recordings_for(attack: Attack, folder: Path) -> Iterator[TinyRecording]:
     """Yield the recordings that suit the kind of `attack`, recorded in `folder` when due."""
     if attack.reads_trees:
         yield _adapt_knowledge(attack, _tree_scene(folder / "trees"))
+        return
+    if attack.reads_answers:
+        yield _adapt_knowledge(attack, _answer_scene(folder / "answers"))
+        return
+    if attack.reads_embeddings:
+        yield _adapt_knowledge(attack, _split_scene(folder / "steps"))
         return
     if attack.texts:
         yield from _rounds_for(attack, "texts", _text_scene(folder / "texts", _text_network))
@@ -206,6 +214,45 @@ def _tree_scene(folder: Path) -> TinyRecording:
         payload, empty = Payload.from_dense(state, "weights"), {"0": torch.zeros(0, dtype=torch.uint8)}
         recorder.write(1, [_make_update(1, client, empty, payload, 3) for client in (THIRD, VICTIM, OTHER)])
     return replace(scene, description="a tree of rows of a table", transcript=Transcript(folder))
+
+
+def _answer_scene(folder: Path) -> TinyRecording:
+    """Record counts of three clients in one sum, then those of the victim and another one."""
+    scene = _row_scene(folder.with_name("rows"))
+    if not folder.is_dir():
+        recorder = Recorder(folder)
+        for number, members, counts in ((1, (THIRD, VICTIM, OTHER), [6.0, 9.0]), (2, (VICTIM, OTHER), [5.0, 4.0])):
+            state = {"ages": torch.tensor(counts) / len(members)}
+            empty = {"ages": torch.zeros(2)}
+            update = _make_update(number, VICTIM, empty, Payload.from_dense(state, "weights"), len(members))
+            recorder.write(number, [replace(update, members=members)])
+    return replace(scene, description="sums of counts", transcript=Transcript(folder))
+
+
+def _split_scene(folder: Path) -> TinyRecording:
+    """Record two steps of split learning: embeddings of rows by a linear model, then gradients of them."""
+    scene = _row_scene(folder.with_name("rows"))
+    knowledge, ids = scene.knowledge, torch.arange(12)
+    assert knowledge.records is not None
+    rows = knowledge.records.inputs.repeat(4, 1)
+    weight = torch.randn(2, 6, generator=generator("contract", "bottom"))
+    logits = torch.randn(12, generator=generator("contract", "logits"))
+    gradients = torch.stack([-logits, logits], 1)
+    if not folder.is_dir():
+        recorder = Recorder(folder)
+        for number in 1, 2:
+            before = {ROWS: ids} | ({f"{BOTTOM}weight": weight} if number == 1 else {"gradient": gradients})
+            state = {"embedding": rows @ weight.T, ROWS: ids}
+            recorder.write(number, [_make_update(number, VICTIM, before, Payload.from_dense(state, "weights"), 12)])
+    known = KnownRows(inputs=rows[:6], labels=torch.zeros(6, dtype=torch.long), rows=ids[:6])
+    knowledge = replace(knowledge, model=_bottom_network, num_classes=2, known_rows=known)
+    knowledge = replace(knowledge, value_range=([0.0], [1.0]))
+    return replace(scene, description="steps of split learning", transcript=Transcript(folder), knowledge=knowledge)
+
+
+def _bottom_network() -> nn.Module:
+    with seed_globals("contract", "model"):
+        return nn.Linear(6, 2, bias=False)
 
 
 _TREE = json.dumps(

@@ -28,8 +28,8 @@ class Examples:
     Attributes:
         raw: `example ...` with the axes of the modality: `channel height width` of images,
             `feature` of rows of a table, `channel time` of series, or tokens, as stored.
-        labels: `example`, class indices (int64), or for a regression standardised targets
-            (float32).
+        labels: `example`, class indices (int64), or for a regression standardised targets (float32), of
+            several numbers `example number`; of several labels `example label`, each 0 or 1 (float32).
         scale: factor that turns raw values into inputs; None for tokens, which stay integers.
         groups: `example`, the natural group of each (a writer, a role, an airline), as indices into
             `Dataset.group_names`; None where it is unknown.
@@ -92,19 +92,22 @@ class Dataset:
         name: registered name.
         train: examples that clients may hold.
         test: examples that no client holds; public in the sense of the threat model.
-        num_classes: number of classes; 0 for a regression.
+        num_classes: number of classes, of which an example has one; 0 where it has none.
         source: where it comes from.
         licence: its terms of use, as its distributors state them.
         vocabulary: number of different tokens of a text; 0 otherwise.
         value_range: lowest and highest value of an input; unused for tokens. `input_bounds` has the
             range of each column.
-        class_names: names of the classes; empty where numbers are enough.
+        class_names: names of the classes, or of the labels or numbers; empty where numbers are enough.
         group_names: names of the natural groups (`Examples.groups`).
         columns: columns of a table.
         tokens: the words or characters that the tokens of a text stand for.
-        target: mean and standard deviation by which the targets of a regression were standardised.
+        target: mean and standard deviation by which the targets of a regression to one number were
+            standardised.
         modality: registered name of the kind of the examples, as `image`, `table`, `text` or
             `series`; inferred where it is left out.
+        num_labels: number of labels, of which an example may have any (multi-label); 0 where it has none.
+        num_targets: how many numbers a regression predicts.
     """
 
     name: str
@@ -121,12 +124,15 @@ class Dataset:
     tokens: tuple[str, ...] = ()
     target: tuple[float, float] = (0.0, 1.0)
     modality: str = ""
+    num_labels: int = 0
+    num_targets: int = 1
 
     @cached_property
     def task(self) -> Task:
         """Shapes of the inputs and outputs of a model for this data set."""
         shape = tuple(self.train.raw.shape[1:])
-        return Task(shape, self.num_classes, self.vocabulary, self.padding, self.modality)
+        numbers = self.num_labels, self.num_targets
+        return Task(shape, self.num_classes, self.vocabulary, self.padding, self.modality, *numbers)
 
     @property
     def padding(self) -> int | None:

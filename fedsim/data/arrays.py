@@ -26,7 +26,8 @@ class ArrayFile(CheckedSettings):
 
     The file holds `x_train` and `y_train`, `x_test` and `y_test`; or `x` and `y`, of which part is
     held out. `x` is `example ...` with the axes of the modality, `channel time` of a series; `y` is
-    one integer an example, its class, or one real number, the target of a regression.
+    one integer an example, its class, or one real number, the target of a regression; or `example target`, several
+    labels of an example, each the integer 0 or 1, or several real numbers.
 
     Args:
         path: the file, within the data folder or absolute.
@@ -58,7 +59,7 @@ class ArrayFile(CheckedSettings):
 
     def _parse(self, path: Path) -> Dataset:
         arrays = _read_arrays(path)
-        labels, fields = _make_labels(arrays)
+        labels, fields = _make_labels(path, arrays)
         inputs = {name: array for name, array in arrays.items() if name.startswith("x")}
         low = min(float(array.min()) for array in inputs.values())
         high = max(float(array.max()) for array in inputs.values())
@@ -101,10 +102,11 @@ def _read_arrays(path: Path) -> dict[str, Tensor]:
             )
         if content[name].dtype.kind not in "fiub":
             raise DataError(f"{path}: '{name}' holds {content[name].dtype}, expected numbers")
-        if content[name].ndim < (2 if name.startswith("x") else 1) or not content[name].size:
+        has_fewer_axes = content[name].ndim < (2 if name.startswith("x") else 1)
+        if has_fewer_axes or not content[name].size or (name.startswith("y") and content[name].ndim > 2):
             raise DataError(
                 f"{path}: '{name}' has the shape {content[name].shape}, expected examples by their axes in x and one "
-                "label an example in y"
+                "label or target an example in y, or a row of them"
             )
         arrays[name] = torch.from_numpy(np.ascontiguousarray(content[name]))
         if name.startswith("x"):
@@ -115,14 +117,25 @@ def _read_arrays(path: Path) -> dict[str, Tensor]:
     return arrays
 
 
-def _make_labels(arrays: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _make_labels(path: Path, arrays: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the labels by name, and the fields of `Dataset` that follow from them.
 
-    Targets of a regression are standardised by the training ones.
+    Targets of a regression are standardised by the training ones, each number by itself.
+
+    Raises:
+        DataError: the rows of both parts differ in length, or integers of rows are others than 0 and 1.
     """
     labels = {name: array for name, array in arrays.items() if name.startswith("y")}
     train = labels.get("y_train", labels.get("y"))
     assert train is not None
+    if len({part.shape[1:] for part in labels.values()}) > 1:
+        shapes = " and ".join(str(tuple(part.shape)) for part in labels.values())
+        raise DataError(f"{path}: the targets to train and to test on have the shapes {shapes}; correct them")
+    if train.ndim > 1 and train.shape[1] == 1:
+        labels = {name: part[:, 0] for name, part in labels.items()}
+        train = train[:, 0]
+    if train.ndim > 1:
+        return _make_vectors(path, labels, train)
     if not train.is_floating_point():
         highest = max(int(part.max()) for part in labels.values())
         indices = {name: part.to(torch.int64) for name, part in labels.items()}
@@ -133,6 +146,25 @@ def _make_labels(arrays: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[
     return targets, {"num_classes": 0, "target": (mean, deviation)}
 
 
+def _make_vectors(path: Path, labels: Mapping[str, Tensor], train: Tensor) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return as `_make_labels` what rows of labels or of numbers make."""
+    if train.is_floating_point():
+        mean, deviation = train.double().mean(0), train.double().std(0, correction=0)
+        deviation = torch.where(deviation > 0, deviation, 1.0)
+        targets = {name: ((part.double() - mean) / deviation).float() for name, part in labels.items()}
+        return targets, {"num_classes": 0, "num_targets": train.shape[1]}
+    for name, part in labels.items():
+        if not ((part == 0) | (part == 1)).all():
+            raise DataError(
+                f"{path}: '{name}' has rows of integers from {int(part.min())} to {int(part.max())}, expected 0 or 1, "
+                "whether an example has each label; write numbers to predict as real ones"
+            )
+    return {name: part.float() for name, part in labels.items()}, {"num_classes": 0, "num_labels": train.shape[1]}
+
+
 def _strata(labels: Tensor) -> Tensor:
-    """Return the classes; of a regression, the order of the targets, so that all sizes are held out."""
+    """Return the classes; of other targets their order, so that all sizes or all kinds are held out."""
+    if labels.ndim > 1:
+        kinds: Tensor = torch.unique(labels, dim=0, return_inverse=True)[1]
+        return kinds
     return labels.argsort().argsort() if labels.is_floating_point() else labels

@@ -70,12 +70,15 @@ def _check_shape(examples: Examples) -> str:
 
 
 def _check_labels(dataset: Dataset, examples: Examples) -> str:
-    labels = examples.labels
-    if labels.ndim != 1:
-        return f"has labels of shape {tuple(labels.shape)}, expected one an example"
-    if not dataset.num_classes:
+    labels, task = examples.labels, dataset.task
+    if tuple(labels.shape[1:]) != task.target_shape:
+        expected = f"{task.outputs} numbers an example" if task.target_shape else "one an example"
+        return f"has labels of shape {tuple(labels.shape)}, expected {expected} for {task.describe_goal()}"
+    if task.goal != "classes":
         if labels.dtype != torch.float32:
-            return f"has targets of type {labels.dtype}, expected float32 for a regression (num_classes = 0)"
+            return f"has targets of type {labels.dtype}, expected float32 for {task.describe_goal()} (num_classes = 0)"
+        if task.goal == "labels" and not ((labels == 0) | (labels == 1)).all():
+            return "has labels other than 0 and 1, which say whether an example has each; mend the data or num_labels"
         return "" if labels.isfinite().all() else "has a target that is NaN or infinite"
     if labels.dtype != torch.int64:
         return f"has labels of type {labels.dtype}, expected int64 for {dataset.num_classes} classes"

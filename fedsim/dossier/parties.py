@@ -116,7 +116,16 @@ def list_observers(findings: Iterable[Mapping[str, Any]], *, holds_sums: bool) -
             is_examined=False,
             remark=_EACH_MODEL if "outsider" in attackers else _NOT_TRIED,
         ),
+        *([_FEATURE_PARTY] if "feature-party" in attackers else []),
     ]
+
+
+_FEATURE_PARTY = ObservingParty(
+    who="A party that holds some columns of the rows",
+    sees="the gradients of the embeddings that it sends, and its own columns",
+    is_examined=True,
+    remark="It attacks the labels, which another party holds.",
+)
 
 
 def list_aims(findings: Iterable[Mapping[str, Any]]) -> list[Aim]:

@@ -24,7 +24,7 @@ from fedsim.exposure.measure import Measure
 from fedsim.exposure.of_clients import MeasureSchedule, failure_reason
 from fedsim.federation import secure_aggregation
 from fedsim.federation.algorithm_checks import check_algorithm, name_of_algorithm
-from fedsim.federation.central_privacy import check_central_privacy, make_central_privacy
+from fedsim.federation.central_privacy import check_central_privacy, check_server_canaries, make_central_privacy
 from fedsim.federation.config import (
     AlgorithmTable,
     AttackFile,
@@ -264,11 +264,7 @@ class Experiment:
         if self.config.canaries is None:
             return
         if (server_canaries := self.server_canaries) is not None:
-            if self.config.central_privacy is not None and self.config.central_privacy.quantile is not None:
-                raise ConfigError(
-                    "canaries: the server clips all of them, so that a clip that adapts would follow them; leave "
-                    "central_privacy.quantile or [canaries] out"
-                )
+            check_server_canaries(self.config)
             server_canaries.draw_coordinates(trained_shapes(self.model, self.training))
             return
         if not any(map(audited_hook, self.defenses)):

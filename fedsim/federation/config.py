@@ -28,7 +28,7 @@ from pydantic import (
 
 from fedsim.base.constraints import NonNegativeInt, PositiveInt
 from fedsim.base.errors import ConfigError, did_you_mean
-from fedsim.interfaces.knowledge import FACTS
+from fedsim.interfaces.knowledge import FACTS, MESSAGE_FACTS
 from fedsim.plugins.registry import explain_validation_error
 from fedsim.recording.message_format import MessageFormat, check_client_ids
 from fedsim.training.settings import LocalTraining
@@ -328,10 +328,16 @@ class CentralPrivacyTable(ClientPrivacyTable):
         "with probability `strategy.fraction_train`, independently (`poisson`), which amplifies; or a fixed number in "
         "turn, so that none is asked again before all others were (`cyclic`).",
     )
-    noise: Literal["independent", "tree"] = Field(
+    noise: Literal["independent", "tree", "banded"] = Field(
         default="independent",
         description="Whether rounds have noise of their own, or noise that cancels in part in the sum over rounds "
-        "(`tree`), which is accounted for without amplification, with `cyclic` sampling.",
+        "(`tree`, `banded`), which is accounted for without amplification, with `cyclic` sampling.",
+    )
+    bands: int | None = Field(
+        default=None,
+        ge=1,
+        description="How many rounds share fresh noise where it is `banded`, at most the rounds in which each client "
+        "is asked once, which is the default. The server keeps the noise of one round less.",
     )
     quantile: float | None = Field(
         default=None,
@@ -353,15 +359,17 @@ class CentralPrivacyTable(ClientPrivacyTable):
     def _check_values(self) -> CentralPrivacyTable:
         if self.count_noise is not None and self.quantile is None:
             raise ValueError("count_noise: a clip that stays counts nothing; set quantile, or leave it out")
-        if self.noise == "tree" and self.sampling != "cyclic":
+        if self.bands is not None and self.noise != "banded":
+            raise ValueError(f"bands: noise = '{self.noise}' has none; leave it out, or set noise to 'banded'")
+        if self.noise != "independent" and self.sampling != "cyclic":
             raise ValueError(
-                "noise: a tree protects a client that adds to one of its rounds, which only sampling = 'cyclic' sees "
-                "to; set that, or noise to 'independent'"
+                f"noise: '{self.noise}' protects a client that adds to one of the rounds that share noise, which only "
+                "sampling = 'cyclic' sees to; set that, or noise to 'independent'"
             )
-        if self.noise == "tree" and self.quantile is not None:
+        if self.noise != "independent" and self.quantile is not None:
             raise ValueError(
-                "quantile: the noise of a tree spans rounds, and is made for a clip that stays; leave it out, or set "
-                "noise to 'independent'"
+                f"quantile: noise = '{self.noise}' spans rounds, and is made for a clip that stays; leave it out, or "
+                "set noise to 'independent'"
             )
         return self
 
@@ -461,11 +469,16 @@ if not TYPE_CHECKING:
             name: (fact.key_type, Field(default=fact.granted_by_default, description=fact.description))
             for name, fact in FACTS.items()
         },
+        **{
+            name: (bool, Field(default=True, description=f"{about[:1].upper()}{about[1:]}."))
+            for name, about in MESSAGE_FACTS.items()
+        },
     )
 
 
-Who = Literal["server", "outsider"] | list[int]
-"""Who attacks: the server, an outsider who gets each model, or these clients together."""
+Who = Literal["server", "outsider", "feature-party"] | list[int]
+"""Who attacks: the server, an outsider who gets each model, these clients together, or in split learning the party
+whose messages are read."""
 
 
 class AdversaryTable(Table):
@@ -490,7 +503,8 @@ class AdversaryTable(Table):
     )
     who: Who = Field(
         default="server",
-        description="Who attacks: the server; an `outsider` who gets each model; or these clients, which pool the "
+        description="Who attacks: the server; an `outsider` who gets each model; in split learning a `feature-party`, "
+        "which sees its own messages and attacks the labels; or these clients, which pool the "
         "models that they are sent and their own updates, see [Threat models](../explanation/threat-models.md).",
     )
     workers: int | None = Field(
@@ -521,6 +535,12 @@ class AdversaryTable(Table):
     def _check_values(self) -> AdversaryTable:
         if self.who != "server" and self.when == "in-round":
             raise ValueError("who: others than the server learn from the next round's model; take when = 'at-end'")
+        sees_messages = self.who in ("server", "feature-party")
+        if not sees_messages and not (self.knowledge.num_examples and self.knowledge.client_ids):
+            raise ValueError(
+                "knowledge: num_examples and client_ids are withheld from a server; others see sums over all clients "
+                "and are taken to know how many examples these are of; leave them out, or who"
+            )
         named_victims = self.victims if isinstance(self.victims, list) else []
         attackers = self.who if isinstance(self.who, list) else []
         if colluders := [client for client in named_victims if client in attackers]:

@@ -27,12 +27,14 @@ from fedsim.base.errors import (
     first_line,
 )
 from fedsim.base.papers import Paper
+from fedsim.base.task import goal_of
 from fedsim.interfaces.attack_warnings import warn
 from fedsim.interfaces.findings import Finding
 from fedsim.interfaces.knowledge import (
     FACTS,
     Knowledge,
     KnownCandidates,
+    KnownRows,
     PartialRecords,
     PropertyRecords,
     Records,
@@ -50,6 +52,7 @@ __all__ = [
     "Attack",
     "Knowledge",
     "KnownCandidates",
+    "KnownRows",
     "Outcome",
     "Paper",
     "PartialRecords",
@@ -126,8 +129,17 @@ class Attack(CheckedSettings, ABC):
         rounds_needed: how many rounds of the victim one run reads: 1 is a single round, so that it
             is made on each round to be attacked by itself; `ALL` is all of these at once, and a
             larger number is all of them, too, but refused where the victim took part in fewer.
+        needs_num_examples: whether it reads N, so that it is refused where the threat model withholds it.
+        needs_client_ids: whether an attack on several rounds joins them by the id of its victim, so that it is
+            refused where clients have other pseudonyms in each round.
         texts: whether it attacks texts, whose inputs are tokens, instead of numeric data.
         reads_trees: whether it attacks models of trees, which are one array of bytes, instead of networks.
+        reads_answers: whether it attacks answers to queries, as of federated analytics, instead of networks.
+        reads_embeddings: whether it attacks split learning, where a party sends embeddings of its columns.
+        by_feature_party: whether such an attack is that of the party with features on labels; otherwise it is that
+            of the party with labels on features.
+        vector_targets: whether it takes targets that are several labels or numbers an example (`example target`);
+            without this it is refused there, before it could take them for classes.
         main_metric: the column of `scores.csv` that the report ranks it by; empty for the first
             one.
     """
@@ -137,8 +149,14 @@ class Attack(CheckedSettings, ABC):
     uses: ClassVar[frozenset[str]] = frozenset()
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT, GROUP})
     rounds_needed: ClassVar[RoundsNeeded] = 1
+    needs_num_examples: ClassVar[bool] = True
+    needs_client_ids: ClassVar[bool] = True
     texts: ClassVar[bool] = False
     reads_trees: ClassVar[bool] = False
+    reads_answers: ClassVar[bool] = False
+    reads_embeddings: ClassVar[bool] = False
+    by_feature_party: ClassVar[bool] = False
+    vector_targets: ClassVar[bool] = False
     main_metric: ClassVar[str] = ""
 
     def __init_subclass__(cls, **arguments: Any) -> None:
@@ -277,7 +295,16 @@ class Attack(CheckedSettings, ABC):
         """Check that knowledge and rounds suffice; return the target with the declared facts."""
         self.check_knowledge(target.knowledge)
         self.check_rounds(target)
+        self._check_targets(target.knowledge)
         return replace(target, knowledge=target.knowledge.restrict_to(self.declared_facts()))
+
+    def _check_targets(self, knowledge: Knowledge) -> None:
+        """Raise KnowledgeError where targets are vectors, which it would take for classes."""
+        if self.vector_targets:
+            return
+        labels = [knowledge.labels, *(records.labels for records in knowledge.tables.values())]
+        if goal_of(knowledge.loss) == "labels" or any(values is not None and values.ndim > 1 for values in labels):
+            raise vector_target_error(self.title, "several labels or numbers an example")
 
     @final
     def check_rounds(self, target: Target) -> None:
@@ -314,6 +341,14 @@ class Attack(CheckedSettings, ABC):
             return self._run(task.target, task.progress)
 
         return run_sequentially(tasks, run_task)
+
+
+def vector_target_error(title: str, goal: str) -> KnowledgeError:
+    """Return the error that refuses an attack whose targets are vectors, which it does not take."""
+    return KnowledgeError(
+        f"{title} takes one class or one number an example, and what is learned here is {goal}; choose another attack, "
+        "as inverting-gradients, analytic or membership-loss"
+    )
 
 
 def run_sequentially(

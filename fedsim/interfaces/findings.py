@@ -89,7 +89,7 @@ class Reconstruction(Finding):
     Attributes:
         data: `example channel height width`, float32 in [0, 1]; for tables `example feature`.
         labels: `example`, class index of each example, or its target for a regression (floating
-            point).
+            point); of several labels (0 or 1) or numbers `example target`, floating point.
         snapshots: `step example channel height width`, the data during the optimisation, in [0, 1].
         snapshot_iterations: `step`, the iteration after which each snapshot was taken.
         claims: the set that the examples come from, see `ClaimScope`; for `Representatives` always
@@ -595,8 +595,8 @@ def _check_messages(clients: Tensor, rounds: Tensor, count: int) -> None:
 
 def _check_labels(labels: Tensor, count: int, noun: str) -> None:
     _check_tensor("labels", labels)
-    if labels.ndim != 1:
-        raise _tensor_error("labels", labels, f"one for each of {count} {noun}")
+    if labels.ndim != 1 and not (labels.ndim == 2 and labels.is_floating_point() and labels.shape[1]):
+        raise _tensor_error("labels", labels, f"one for each of {count} {noun}, or floating point numbers in rows")
     if len(labels) != count:
         raise AttackError(f"the attack claims {count} {noun} but {len(labels)} labels")
     if not labels.is_floating_point():

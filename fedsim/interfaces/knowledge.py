@@ -185,6 +185,17 @@ class KnownCandidates(Records):
 
 
 @dataclass(frozen=True, kw_only=True)
+class KnownRows(Records):
+    """Rows of the victim that the adversary knows in full.
+
+    Attributes:
+        rows: `record`, their ids in the messages.
+    """
+
+    rows: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
 class PropertyRecords(Records):
     """Records with a label that says whether they have a property.
 
@@ -321,6 +332,14 @@ class Knowledge:
         granted=False,
         victim_data="some of its training records, known to be such",
     )
+    known_rows: KnownRows | None = _fact(
+        "how many of the victim's rows the adversary knows in full, with their ids, for an attack on split learning "
+        "that learns from them; none of them is scored",
+        int,
+        _COUNT,
+        granted=False,
+        victim_data="some of its rows",
+    )
     auxiliary: Records | None = _fact(
         "labelled records of the same kind that no client trains on, for an attack that tries models on them",
         granted=False,
@@ -364,6 +383,13 @@ class Knowledge:
 
 FACTS: Mapping[str, Fact] = {item.name: item.metadata["fact"] for item in fields(Knowledge) if "fact" in item.metadata}
 """All facts that a threat model can grant or withhold, by name, in the order of the fields."""
+MESSAGE_FACTS: Mapping[str, str] = {
+    "num_examples": "N, the number of examples that clients say they trained on; without it an attack that reads N is "
+    "refused",
+    "client_ids": "which messages of different rounds are of the same client; without it clients have other pseudonyms "
+    "in each round, and an attack that joins several rounds of a client is refused",
+}
+"""Facts that messages show a server, and that a threat model may withhold all the same."""
 TRAINING_FACTS = tuple(name for name, fact in FACTS.items() if fact.setting)
 """Settings of local training, which a server sends along with its model."""
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedsim.base.constraints import NonNegativeInt, PositiveInt
-from fedsim.base.errors import AttackError
+from fedsim.base.errors import AttackError, KnowledgeError
 from fedsim.interfaces.attack import (
     FAILURES,
     Attack,
@@ -224,6 +224,7 @@ class GradientInversion(Attack):
         recipe = self._recipe(problem)
         if problem.has_unknown_part or knowledge.private_parts:
             recipe = _match_private_parts(recipe, problem, update, knowledge)
+        recipe = _optimise_vector_targets(recipe, problem, update, knowledge)
         self._warn_of_mismatch(recipe, problem, update, knowledge)
         if recipe.normalised_by_batch:
             model = copy_with_batch_statistics(problem.model)
@@ -298,7 +299,7 @@ class GradientInversion(Attack):
         if recipe.update_model.splits_batches and (problem.batch_size or 0) < len(labels):
             # In ascending order a mini-batch would have one or two classes.
             labels = labels[torch.randperm(len(labels), generator=rng).to(labels.device)]
-        return replace(problem, labels=labels.repeat(recipe.epochs))
+        return replace(problem, labels=torch.cat([labels] * recipe.epochs))
 
     def _precision_context(self, device: torch.device) -> AbstractContextManager[object]:
         if self.precision == "float32":
@@ -423,6 +424,32 @@ def _match_private_parts(recipe: Recipe, problem: InversionProblem, update: Upda
     return recipe
 
 
+def _optimise_vector_targets(recipe: Recipe, problem: InversionProblem, update: Update, knowledge: Knowledge) -> Recipe:
+    """Return the recipe, by which several labels or numbers an example are optimised unless they are granted.
+
+    No formula counts them in the last layer's update, as those of classes do.
+
+    Raises:
+        KnowledgeError: the attack makes several images of each example, whose targets would differ.
+    """
+    is_decided = knowledge.labels is not None or recipe.label_step_size is not None
+    if is_decided or problem.goal == "classes" or _num_outputs(problem, update, knowledge) == 1:
+        return recipe
+    if recipe.epochs > 1:
+        raise KnowledgeError(
+            f"{problem.where}: targets of several labels or numbers cannot be recovered by an attack that makes an "
+            "image for each local epoch; grant them with adversary.knowledge.labels = true"
+        )
+    warn(f"{problem.where}: the targets are several labels or numbers an example, so they are optimised with the data")
+    return replace(recipe, label_step_size=recipe.step_size)
+
+
+def _num_outputs(problem: InversionProblem, update: Update, knowledge: Knowledge) -> int:
+    """Return how many outputs the model gives for an example."""
+    shape = (update.num_examples, *(knowledge.input_shape or ()))
+    return check_inputs(problem, problem.before[0].new_zeros(shape)).shape[-1]
+
+
 def _match_mixtures(
     recipe: Recipe, problem: InversionProblem, classes: tuple[int, ...]
 ) -> tuple[Recipe, InversionProblem]:
@@ -432,7 +459,7 @@ def _match_mixtures(
     are optimised together with the data, whether or not the records' labels are granted. Targets of
     a regression stay as they are.
     """
-    if recipe.label_step_size is None and classes != (1,):
+    if recipe.label_step_size is None and classes != (1,) and problem.goal != "numbers":
         recipe = replace(recipe, label_step_size=recipe.step_size)
     mixing = [defense for defense in problem.defenses if defense.mixes]
     return recipe, replace(problem, mixing_defenses=mixing)

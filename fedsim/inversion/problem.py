@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 
 from fedsim.base.errors import AttackError, join_first
-from fedsim.base.task import Loss
+from fedsim.base.task import Goal, Loss, goal_of
 from fedsim.data.checks import memory_complaint
 from fedsim.interfaces.attack import Attack, Knowledge, Records, warn
 from fedsim.interfaces.defense import Defense, apply_adversary_views
@@ -98,8 +98,8 @@ class InversionProblem:
         after: w_T; empty if a gradient was sent.
         buffers: of the broadcast state, by name, and the parameters that are not trained.
         returned_buffers: of the state that the client returned; empty if it sent parameters only.
-        labels: `example`, class indices or targets of a regression; empty if they are
-            optimised together with the data.
+        labels: `example`, class indices or targets, or `example target` of several labels or numbers; empty
+            if they are optimised together with the data.
         scaling: maps the standardised dummy data to the model's inputs.
         smooth_dimensions: dimensions of the dummy data along which neighbouring values are alike,
             as the modality of the examples says; of images 2 and 3.
@@ -162,6 +162,11 @@ class InversionProblem:
     noise: MessageNoise | None = None
     num_clients: int = 1
     where: str = ""
+
+    @property
+    def goal(self) -> Goal:
+        """Return what the model predicts of an example, as the loss says."""
+        return goal_of(self.loss)
 
     @property
     def direction(self) -> list[Tensor]:

@@ -118,8 +118,23 @@ def dummy_data(recipe: Recipe, problem: InversionProblem, dummy: Tensor) -> Tens
 
 
 def dummy_labels(recipe: Recipe, problem: InversionProblem, values: Mapping[str, Tensor]) -> Tensor:
-    """Return class indices or targets, or the probabilities that are optimised with the data."""
-    return problem.labels if recipe.label_step_size is None else values["label_logits"].softmax(1)
+    """Return class indices or targets, or what stands for them and is optimised with the data.
+
+    These are probabilities of classes or of labels, which logits give, or the numbers themselves.
+    """
+    if recipe.label_step_size is None:
+        return problem.labels
+    logits = values["label_logits"]
+    if problem.goal == "numbers":
+        return logits
+    return logits.sigmoid() if problem.goal == "labels" else logits.softmax(1)
+
+
+def claimed_labels(problem: InversionProblem, logits: Tensor) -> Tensor:
+    """Return what is claimed for optimised labels: the likeliest class, each label or not, or the numbers."""
+    if problem.goal == "numbers":
+        return logits
+    return (logits > 0).to(logits) if problem.goal == "labels" else logits.argmax(1)
 
 
 def set_gradients(recipe: Recipe, values: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> None:
@@ -283,7 +298,9 @@ class Restart:
         """
         data = [merge_epochs(images, self.problem) for images in trial.snapshots.values()]
         logits = self._variable_values.get("label_logits")
-        labels = self.problem.labels[: self.problem.num_examples] if logits is None else logits.argmax(1)
+        labels = self.problem.labels[: self.problem.num_examples]
+        if logits is not None:
+            labels = claimed_labels(self.problem, logits)
         return Reconstruction(
             data=data[-1],
             labels=labels.cpu(),

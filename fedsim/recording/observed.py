@@ -65,6 +65,8 @@ def describe_observer(who: str | Sequence[int]) -> str:
     """
     if who == "server":
         return "the server"
+    if who == "feature-party":
+        return "the feature party whose messages are read"
     if isinstance(who, str):
         return "an outsider who gets each model"
     if len(who) == 1:

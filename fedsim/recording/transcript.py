@@ -19,6 +19,7 @@ from fedsim.base.errors import PayloadError, TranscriptError
 from fedsim.base.files import replace_atomically
 from fedsim.recording.control_variates import holds_controls, remove_controls, sum_changes
 from fedsim.recording.header import (
+    EXAMPLE_COUNT_KEYS,
     RECORDABLE,
     RECORDING_FOLDER,
     ROUND_FILE,
@@ -105,6 +106,7 @@ class Transcript:
         self._verified = set[tuple[int, str]]()
         self._last_broadcast: tuple[tuple[int, str], State] | None = None
         self._shows_facts = facts
+        self._shows_counts = True
         self.message_format = message_format
         self._source = source
 
@@ -122,7 +124,19 @@ class Transcript:
         Protocol facts are left out, because the threat model states which of them the adversary
         knows.
         """
-        return Transcript(self.folder, rounds, facts=False, message_format=self.message_format, source=self._source)
+        transcript = Transcript(
+            self.folder, rounds, facts=False, message_format=self.message_format, source=self._source
+        )
+        transcript._shows_counts = self._shows_counts
+        return transcript
+
+    def without_example_counts(self) -> Transcript:
+        """Return the same recording for who is not told N: it is 0 in all headers and updates."""
+        transcript = copy(self)
+        transcript.message_format = self.message_format.model_copy(update={"num_examples": None})
+        transcript._shows_counts = False
+        transcript._replies = {}
+        return transcript
 
     def in_format(self, message_format: MessageFormat) -> Transcript:
         """Return the same recording, read in another message format; headers are not read again."""
@@ -141,7 +155,7 @@ class Transcript:
         """
         folder.mkdir(parents=True)
         for number, path in self._paths.items():
-            if self.message_format.changes_updates or self.adds_known_terms(number):
+            if self.message_format.changes_updates or self.adds_known_terms(number) or not self._shows_counts:
                 header = self.header(number)
                 updates = [pack_move(self.update(number, client)) for client in self.clients(number)]
                 Recorder(folder, resume=True).write(number, updates, header.failures, header.config)
@@ -232,6 +246,8 @@ class Transcript:
             TranscriptError: the file is truncated or its header was altered.
         """
         header = self._recorded_header(number)
+        if not self._shows_counts:
+            header = replace(header, replies=[_without_count(reply) for reply in header.replies])
         return header if self._shows_facts else replace(header, config={}, recipe={})
 
     def _recorded_header(self, number: int) -> Header:
@@ -501,6 +517,12 @@ class Transcript:
             self._verified.add(key)
             self._last_broadcast = key, {name: tensor.clone() for name, tensor in state.items()}
         return state
+
+
+def _without_count(reply: Reply) -> Reply:
+    """Return a reply that does not say N, neither as such nor among its metrics."""
+    metrics = {name: value for name, value in reply.metrics.items() if name not in EXAMPLE_COUNT_KEYS}
+    return replace(reply, num_examples=0, metrics=metrics)
 
 
 def find_run(folder: Path) -> Path:

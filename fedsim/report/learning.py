@@ -68,7 +68,8 @@ def explain_low_accuracy(accuracies: Sequence[float], guess: float, count: int, 
 
     Args:
         accuracies: of models that were trained in the same way, each on `count` examples.
-        guess: share of the most frequent class among these examples, which is never below chance.
+        guess: share of the most frequent class among these examples, which is never below chance; of several labels
+            that of the more frequent answer to each.
         count: number of examples.
         advice: what is to be tried.
 
@@ -82,8 +83,8 @@ def explain_low_accuracy(accuracies: Sequence[float], guess: float, count: int, 
     low, high = min(low for low, _ in intervals), max(high for _, high in intervals)
     return (
         f"{begin_sentence(is_worse=mean <= guess)}: its accuracy on {count} test examples, {mean:.1%} (95 % "
-        f"interval {low:.1%} to {high:.1%}), is not beyond the {guess:.1%} that always answering the most frequent "
-        f"class gets; {advice}."
+        f"interval {low:.1%} to {high:.1%}), is not beyond the {guess:.1%} that always giving the most frequent "
+        f"answer gets; {advice}."
     )
 
 

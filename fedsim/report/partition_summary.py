@@ -123,7 +123,7 @@ class PartitionSummary:
         return np.stack(counts)
 
     def targets(self, index: Indices) -> NDArray[np.float64]:
-        """Return targets of a regression in their own unit."""
+        """Return targets of a regression in their own unit; of several labels or numbers as they are, in rows."""
         mean, deviation = self.dataset.target
         return self.dataset.train.labels.numpy()[index].astype(np.float64) * deviation + mean
 
@@ -239,12 +239,12 @@ def _inputs(dataset: Dataset) -> str:
 
 
 def _goal(dataset: Dataset) -> str:
-    if not dataset.num_classes:
+    if not (dataset.num_classes or dataset.task.target_shape):
         mean, deviation = dataset.target
         return f"a number (regression); mean {_figure(mean)}, standard deviation {_figure(deviation)}"
     names = dataset.class_names
     listing = ", ".join(map(printable_name, names[:6])) + (", ..." if len(names) > 6 else "")
-    return f"{dataset.num_classes} classes" + (f": {listing}" if listing else "")
+    return dataset.task.describe_goal() + (f": {listing}" if listing else "")
 
 
 def _groups(dataset: Dataset) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedsim.audit.audit import Audit
-from fedsim.interfaces.knowledge import FACTS
+from fedsim.interfaces.knowledge import FACTS, MESSAGE_FACTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +35,12 @@ class GrantedFact:
     @property
     def usual(self) -> bool:
         """True where a threat model grants it unless it says otherwise."""
-        return FACTS[self.name].granted_by_default
+        return self.name in MESSAGE_FACTS or FACTS[self.name].granted_by_default
 
     @property
     def victims(self) -> str:
         """Which part of the victim's own data it is; empty where it is none."""
-        return FACTS[self.name].victim_data
+        return FACTS[self.name].victim_data if self.name in FACTS else ""
 
     @property
     def words(self) -> str:
@@ -91,4 +91,19 @@ def list_granted_facts(
                 used_by=[title for title in attacks_with if title not in needed_by],
             )
         )
+    # What messages show is no news to a server, unless the threat model withholds it.
+    for name, about in MESSAGE_FACTS.items():
+        if knowledge is not None and not getattr(knowledge, name):
+            needed_by = [title for title, cls in attacks.items() if cls and getattr(cls, f"needs_{name}")]
+            rows.append(
+                GrantedFact(
+                    name=name,
+                    about=about,
+                    granted=False,
+                    withheld=True,
+                    exclusive_to=[],
+                    needed_by=needed_by,
+                    used_by=[],
+                )
+            )
     return rows

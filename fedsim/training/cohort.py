@@ -235,7 +235,7 @@ def _gradients(
     """
     state = {name: tensor.detach().requires_grad_() for name, tensor in state.items()}
     logits = _forward(model, "", state, inputs, [])
-    example_losses = loss(logits.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
+    example_losses = loss(logits.flatten(0, 1), labels.flatten(0, 1), reduction="none").view(labels.shape[:2])
     losses = (example_losses * weights).sum(1)
     gradients = torch.autograd.grad(losses.sum(), list(state.values()))
     return losses.detach(), dict(zip(state, gradients, strict=True))
@@ -264,7 +264,7 @@ def _clipped_gradients(
     state = {name: tensor.detach().requires_grad_() for name, tensor in state.items()}
     calls: list[tuple[Tensor, Tensor]] = []
     logits = _forward(model, "", state, inputs, calls)
-    example_losses = loss(logits.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
+    example_losses = loss(logits.flatten(0, 1), labels.flatten(0, 1), reduction="none").view(labels.shape[:2])
     is_example = weights > 0
     output_gradients = torch.autograd.grad((example_losses * is_example).sum(), [outputs for _, outputs in calls])
     if any(gradient.ndim != 3 for gradient in output_gradients):

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from fedsim.base.errors import RunError
 from fedsim.base.progress import track
 from fedsim.base.randomness import seed_globals
-from fedsim.base.task import Loss, smooth_labels
+from fedsim.base.task import Goal, Loss, count_correct, goal_of, smooth_labels
 from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.local_context import ClientRound
 from fedsim.recording.wire_format import State, non_finite_names
@@ -163,13 +163,15 @@ def evaluate(
     *,
     progress_name: str = "",
 ) -> dict[str, float]:
-    """Compute the mean `loss`, and for classes the `accuracy` in [0, 1], of `state` on given data.
+    """Compute the mean `loss` of `state` on given data, and of classes and labels the `accuracy` in [0, 1].
+
+    Of several labels the accuracy is the mean share of an example's labels that are right.
 
     BatchNorm layers whose running statistics are not in `state` normalise by the batch.
 
     Args:
         inputs: `example ...` in model units.
-        labels: `example`, class indices or targets.
+        labels: `example`, class indices or targets; of several labels or numbers `example target`.
         progress_name: name in progress reports; an evaluation without a name is not reported.
 
     Raises:
@@ -177,7 +179,7 @@ def evaluate(
     """
     load_state(model, state)
     set_evaluation_modes(model, state)
-    total, correct = 0.0, 0
+    total, correct, goal = 0.0, 0.0, goal_of(loss)
     # Batches of 100 stay in a CPU's caches; statistics of a batch are better from a larger one.
     use_small_batches = inputs.device.type == "cpu" and running_statistics(model) <= set(state)
     num_batches = max(1, math.ceil(len(inputs) / (100 if use_small_batches else 500)))
@@ -185,24 +187,31 @@ def evaluate(
     for batch, targets in track(batches, progress_name, num_batches) if progress_name else batches:
         outputs = forward(model, batch)
         total += loss(outputs, targets).item() * len(targets)
-        correct += int((outputs.argmax(1) == targets).sum())
+        num_correct = count_correct(outputs, targets, goal)
+        correct += 0 if num_correct is None else num_correct.item()
     metrics = {"loss": total / len(labels)}
-    return metrics if labels.is_floating_point() else metrics | {"accuracy": correct / len(labels)}
+    has_accuracy = goal == "labels" or not labels.is_floating_point()
+    return metrics | {"accuracy": correct / len(labels)} if has_accuracy else metrics
 
 
-def evaluate_constant(labels: Tensor) -> float:
+def evaluate_constant(labels: Tensor, goal: Goal = "classes") -> float:
     """Compute what the best answer gets that is the same for all examples.
 
-    For classes it is the accuracy of the most frequent one; for a regression the mean squared error of the mean target.
+    For classes it is the accuracy of the most frequent one, and for labels that of the more frequent answer to each;
+    for a regression the mean squared error of the mean target.
 
     Args:
-        labels: `example`, class indices or targets.
+        labels: `example`, class indices or targets; of several labels or numbers `example target`.
+        goal: what is predicted; it only tells labels from numbers.
 
     >>> evaluate_constant(torch.tensor([0, 1, 1, 2])), evaluate_constant(torch.tensor([1.0, 3.0]))
     (0.5, 1.0)
     """
+    if goal == "labels":
+        shares = labels.double().mean(0)
+        return torch.maximum(shares, 1 - shares).mean().item()
     if labels.is_floating_point():
-        return labels.double().var(correction=0).item()
+        return labels.double().var(0, correction=0).mean().item()
     return int(labels.bincount().max()) / len(labels)
 
 

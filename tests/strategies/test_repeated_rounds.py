@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Error, Message
+from flwr.app import Error, Message, RecordDict
 
 import strategies.app
 from fedsim.base.errors import RunError
 from strategies.checkpoint import Checkpoint
+from strategies.repeated_rounds import RepeatedRound
 from tests.support.experiments import make_tiny_config, run_serial
 
 SECURE = {"secure_aggregation": {"groups": "all", "threshold": 0.6}}
@@ -21,6 +22,7 @@ TABLES: dict[str, dict[str, Any]] = {
     "sums": SECURE,
     "noisy sums": SECURE | {"distributed_privacy": NOISE},
     "central": {"central_privacy": NOISE},
+    "central, of which one client is recorded": {"central_privacy": NOISE, "recording": {"clients": [0]}},
 }
 REFUSAL = "round 2: clients 3 answered either now or before the run was interrupted, not both times"
 
@@ -61,6 +63,21 @@ def interrupt(config: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, silent
             run_serial(config, folder)
 
 
+def reply_from(client: int, *, fails: bool = False) -> Message:
+    asked = Message(RecordDict(), dst_node_id=client, message_type="train")
+    return Message(Error(code=3, reason="too late"), reply_to=asked) if fails else Message(RecordDict(), reply_to=asked)
+
+
+@pytest.mark.usefixtures("server_task")
+def test_the_noise_of_a_trusted_server_may_not_hide_clients_of_whom_none_was_there_before() -> None:
+    """Client 1 answered before and client 2 now: the difference of both sums has no noise at all."""
+    replies = [reply_from(1, fails=True), reply_from(2)]
+    repeated = RepeatedRound(2, [frozenset({1})], failed_clients=[2])
+    with pytest.raises(RunError, match=r"^round 2: clients 1, 2 answered either now or before"):
+        list(repeated.check_replies(replies))
+    assert list(RepeatedRound(2, [frozenset({2})], failed_clients=[1]).check_replies(replies)) == replies
+
+
 @pytest.mark.parametrize("kind", TABLES)
 def test_other_clients_in_a_round_that_is_made_again_are_refused(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -95,3 +112,12 @@ def test_where_nothing_is_recorded_of_a_round_that_was_begun_a_warning_says_so(
     interrupt(config, tmp_path / "run", monkeypatch)
     run_serial(config, tmp_path / "run", resume=True)
     assert "round 2 was begun before the run was interrupted, and no sum is recorded of it" in caplog.text
+
+
+def test_a_round_without_ledger_and_recording_may_have_been_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = make_tiny_config(**SECURE, federation={"rounds": 3}, recording={"rounds": [1]})
+    interrupt(config, tmp_path / "run", monkeypatch)
+    run_serial(config, tmp_path / "run", resume=True)
+    assert "round 2 is not to be recorded, so that nobody can tell whether a sum of it was seen" in caplog.text

@@ -58,7 +58,8 @@ class PublishedTable(Table):
         spread: what stands behind ± in the paper.
         differs: what differs in ours, whatever made it.
         quantities: by the names that rows use.
-        rows: by the setting of the row, figures by quantity, as printed.
+        rows: by the setting of the row, figures by quantity, as printed; none where attacks of several papers are
+            compared.
         incomparable: why a row or a quantity, or "all", is not comparable with ours.
         more: ours may have rows that the paper does not have.
         script: what makes ours, where no sweep file of the table's name does.
@@ -69,7 +70,7 @@ class PublishedTable(Table):
     spread: str = ""
     differs: str = ""
     quantities: dict[str, PublishedQuantity]
-    rows: dict[str, dict[str, str]]
+    rows: dict[str, dict[str, str]] = Field(default_factory=dict)
     incomparable: dict[str, str] = Field(default_factory=dict)
     more: bool = False
     script: Script | None = None
@@ -93,12 +94,13 @@ class PublishedPaper(Table):
 
     Attributes:
         title: the name that the field uses for it.
-        key: its key in the bibliography, `papers.bib`.
+        key: its key in the bibliography, `papers.bib`; empty for tables of our own, which compare attacks of several
+            papers.
         table: its tables and figures by name.
     """
 
     title: str
-    key: str
+    key: str = ""
     table: dict[str, PublishedTable]
 
 
@@ -113,6 +115,7 @@ class KeptResult(Table):
         commit: of the repository, where the command names files that only this commit has.
         note: of the run: victims, hardware, what ± is.
         rows: as of the paper; quantities that it lacks may be there.
+        reasons: by row, why an attack has no figures there, where attacks have rows of their own.
     """
 
     table: str
@@ -122,6 +125,7 @@ class KeptResult(Table):
     commit: str = ""
     note: str = ""
     rows: dict[str, dict[str, str]]
+    reasons: dict[str, str] = Field(default_factory=dict)
 
 
 class Details(Table):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -16,8 +17,9 @@ from pydantic import Field
 from fedsim.api.reproduce.figures import REFUSED
 from fedsim.api.reproduce.papers import PACKAGE_FOLDER, read_papers, read_toml
 from fedsim.audit.evaluation.statistics import mean_and_margin
-from fedsim.base.errors import ConfigError, did_you_mean
+from fedsim.base.errors import ConfigError, did_you_mean, join_first
 from fedsim.federation.config import Table, validate_tables
+from fedsim.sweeps.board import SweepBoard
 from fedsim.sweeps.file import SweepFile, parse_sweep
 from fedsim.sweeps.table import SweepTableFile as Scores
 
@@ -26,24 +28,28 @@ Spread = Literal["standard error", "standard deviation", "95 % interval"]
 Who = tuple[str, ...]
 """Seed, victim, round and repeat."""
 _WHO_COLUMNS = ("seed", "victim", "round", "repeat")
+_VICTIM = re.compile(r"^.+?, (rounds? \S+, )?client \d+: (round \d+, client \d+: )?")
+"""Beginning of a failure, which says for which victim an attack failed."""
 
 
 class FigureSource(Table):
     """Place of a figure in `sweep.csv`.
 
     Attributes:
-        attack: the label of an attack.
+        attack: the label of an attack; empty where attacks have rows of their own.
         metric: a metric; or `floor`, `accuracy` or `seconds`, which are columns.
         of: the metric whose floor it is.
+        beyond_floor: whether the floor is subtracted, victim by victim.
         minus: the label of an attack that is subtracted, victim by victim.
         over: the label of an attack by whose mean this mean is divided.
         adaptive: whether the adversary knows the clients' defenses.
         times: what each value is multiplied by, such as 100 for a share in %.
     """
 
-    attack: str
+    attack: str = ""
     metric: str
     of: str | None = None
+    beyond_floor: bool = False
     minus: str | None = None
     over: str | None = None
     adaptive: bool = False
@@ -71,6 +77,7 @@ class TableRecipe(Table):
 
     Attributes:
         rows: by row of the paper's table, the label of each axis; of a geometry, what is set.
+        by_attack: whether each attack of the sweep has a row of its own for each of `rows`.
         quantities: by quantity of the paper's table.
         geometry: the same where updates are looked at and not attacked (`fedsim geometry`), by quantity what is read.
         train: the tables of an experiment with [states], which is trained first; its states are files beside the sweep.
@@ -80,12 +87,27 @@ class TableRecipe(Table):
     """
 
     rows: dict[str, dict[str, str | int | float]]
+    by_attack: bool = False
     quantities: dict[str, FigureSource] = Field(default_factory=dict)
     geometry: dict[str, Literal["min ratio", "cosine at w_0", "max cosine"]] = Field(default_factory=dict)
     train: dict[str, Any] | None = None
     spread: Spread = "standard error"
     quick: Scale
     full: Scale
+
+    def with_attack_rows(self, cells: Scores) -> TableRecipe:
+        """Return the recipe with a row for each row and attack, where attacks have rows of their own.
+
+        Args:
+            cells: `cells.csv` of the sweep, which has the attacks that do not apply as well.
+        """
+        if not self.by_attack:
+            return self
+        attacks = dict.fromkeys(line["attack"] for line in cells.rows)
+        rows = {
+            f"{row}: {attack}": {**labels, "attack": attack} for row, labels in self.rows.items() for attack in attacks
+        }
+        return self.model_copy(update={"rows": rows})
 
 
 @dataclass(frozen=True)
@@ -132,7 +154,7 @@ def find_recipe(paper: str, table: str) -> SweepRecipe | None:
         ("row", recipe.rows, published.rows),
         ("quantity", {**recipe.quantities, **recipe.geometry}, published.quantities),
     ):
-        for unknown in used.keys() - declared.keys():
+        for unknown in () if kind == "row" and published.more else used.keys() - declared.keys():
             raise ConfigError(f"{path.name}: no {kind} is called '{unknown}', {did_you_mean(unknown, declared)}")
     return SweepRecipe(recipe, tables, path.name)
 
@@ -167,14 +189,42 @@ def read_sweep_figures(recipe: TableRecipe, scores: Scores, decimals: Mapping[st
     """
     figures = {}
     for row, labels in recipe.rows.items():
-        lines = [line for line in scores.rows if all(line[axis] == str(label) for axis, label in labels.items())]
+        lines = [line for line in scores.rows if _has_labels(line, labels)]
         texts = {}
         for name, reading in recipe.quantities.items():
-            if text := _figure(reading, lines, recipe, decimals[name]):
+            text = _figure(reading, lines, recipe, decimals[name])
+            # An attack with a row of its own has the reason there, see `read_reasons`.
+            if text and not (recipe.by_attack and text == REFUSED):
                 texts[name] = text
         if texts:
             figures[row] = texts
     return figures
+
+
+def read_reasons(recipe: TableRecipe, board: SweepBoard, figures: Mapping[str, object]) -> dict[str, str]:
+    """Return by row without figures why the attack has none, where attacks have rows of their own.
+
+    Args:
+        recipe: with a row for each attack.
+        board: of the sweep.
+        figures: by row.
+    """
+    if not recipe.by_attack:
+        return {}
+    points = [(point.row, [reason]) for point, reason in board.plan.inapplicable]
+    for cell in board.plan.cells:
+        if marker := board.plan.finished_cells.get(cell.key):
+            points.append((cell.point.row, [_VICTIM.sub("", failure) for failure in marker.failures]))
+    reasons = {}
+    for row, labels in recipe.rows.items():
+        texts = dict.fromkeys(text for point, texts in points if _has_labels(point, labels) for text in texts)
+        if row not in figures and texts:
+            reasons[row] = join_first(list(texts), 1)
+    return reasons
+
+
+def _has_labels(line: Mapping[str, str], labels: Mapping[str, str | int | float]) -> bool:
+    return all(line[axis] == str(label) for axis, label in labels.items())
 
 
 def _figure(reading: FigureSource, lines: Sequence[Mapping[str, str]], recipe: TableRecipe, decimals: int) -> str:
@@ -186,8 +236,9 @@ def _figure(reading: FigureSource, lines: Sequence[Mapping[str, str]], recipe: T
         recipe: says what the spread is.
         decimals: how many digits behind the point.
     """
-    values = _values(reading, reading.attack, lines)
-    other_values = _values(reading, reading.minus or reading.over or reading.attack, lines)
+    attack = reading.attack or (lines[0]["attack"] if lines else "")
+    values = _values(reading, attack, lines)
+    other_values = _values(reading, reading.minus or reading.over or attack, lines)
     if values is None or other_values is None:
         return ""
     if reading.minus is not None:
@@ -198,7 +249,11 @@ def _figure(reading: FigureSource, lines: Sequence[Mapping[str, str]], recipe: T
     if reading.over is not None:
         ratio = np.mean(list(defined.values())) / np.mean(list(defined_others.values()))
         return f"{ratio:.{decimals}f}"
-    text = format_figure(defined, decimals, recipe.spread, sign="+" if reading.minus is not None else "")
+    if recipe.by_attack and reading.metric == "seconds":
+        # The first victim pays for what all share, so a spread over victims says nothing.
+        return f"{np.mean(list(defined.values())):.{decimals}f}"
+    sign = "+" if reading.minus is not None or reading.beyond_floor else ""
+    text = format_figure(defined, decimals, recipe.spread, sign=sign)
     return text if len(defined) == len(values) else f"{text} ({len(defined)} of {len(values)})"
 
 
@@ -230,7 +285,10 @@ def _values(reading: FigureSource, attack: str, lines: Sequence[Mapping[str, str
         same_attack = line["attack"] == attack and line["knows_defenses"] == str(int(reading.adaptive))
         if same_attack and (is_cell_column or line["metric"] in (metric, "")):
             who = tuple(line[name] for name in _WHO_COLUMNS)
-            values[who] = reading.times * float(line[column] or "nan")
+            value = float(line[column] or "nan")
+            if reading.beyond_floor:
+                value -= float(line["floor"] or "nan")
+            values[who] = reading.times * value
     return values or None
 
 

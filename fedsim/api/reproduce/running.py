@@ -20,14 +20,14 @@ from fedsim.api.reproduce.papers import (
     read_papers,
     read_results,
 )
-from fedsim.api.reproduce.recipes import ScaleName, SweepRecipe, find_recipe, read_sweep_figures
+from fedsim.api.reproduce.recipes import ScaleName, SweepRecipe, find_recipe, read_reasons, read_sweep_figures
 from fedsim.api.sweeping import STORE, run_sweep
 from fedsim.base.errors import ConfigError, join_first
 from fedsim.base.files import write_text
 from fedsim.federation.reading import config_of
 from fedsim.federation.training_states import make_states
 from fedsim.sweeps.store import CellStore
-from fedsim.sweeps.table import read_table
+from fedsim.sweeps.table import read_cells, read_table
 
 RESULT = "result.toml"
 """File in the folder of a reproduction with its results, in the format of the files in `kept/`."""
@@ -88,14 +88,21 @@ def reproduce_table(paper: str, table: str, scale: ScaleName, store: Path | None
     # Run the sweep, or the federations of a geometry, and read the figures.
     sweep_recipe, folder = require_recipe(paper, table), Path("runs") / "reproduce" / f"{paper}-{table}-{scale}"
     decimals, base_folder = _decimals(paper, table), _trained_states(sweep_recipe, paper)
+    reasons_by_row = dict[str, str]()
     if sweep_recipe.recipe.geometry:
         rows = geometry_figures(sweep_recipe, scale, folder, base_folder, decimals)
         failures, reasons, left_out = list[str](), list[str](), list[str]()
     else:
         board = run_sweep(sweep_recipe.sweep(scale, base_folder), folder, CellStore(store or STORE))
-        rows = read_sweep_figures(sweep_recipe.recipe, read_table(folder), decimals)
-        failures, reasons = board.failure_summaries, list(board.cells_by_reason)
-        left_out = [f"{point.name}: {reason}" for point, reason in board.plan.inapplicable]
+        recipe = sweep_recipe.recipe.with_attack_rows(read_cells(folder))
+        rows = read_sweep_figures(recipe, read_table(folder), decimals)
+        reasons_by_row = read_reasons(recipe, board, rows)
+        if recipe.by_attack:
+            # That an attack does not apply or finds nothing is a result of such a table, and a row of it.
+            failures, reasons, left_out = board.crash_summaries, [], []
+        else:
+            failures, reasons = board.failure_summaries, list(board.cells_by_reason)
+            left_out = [f"{point.name}: {reason}" for point, reason in board.plan.inapplicable]
     # Keep them beside the paper's.
     kept = KeptResult(
         table=table,
@@ -105,6 +112,7 @@ def reproduce_table(paper: str, table: str, scale: ScaleName, store: Path | None
         note=f"{sweep_recipe.scale(scale).note} ± is the {sweep_recipe.recipe.spread} over victims and seeds."
         f"{_sentence_on_missing(reasons, left_out)}",
         rows=rows,
+        reasons=reasons_by_row,
     )
     write_text(folder / RESULT, tomli_w.dumps({"paper": paper, "kept": [kept.model_dump()]}))
     return ReproductionOutcome(

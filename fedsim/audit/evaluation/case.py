@@ -230,8 +230,30 @@ class Case(ABC):
             members: of the group that the victim stands for; their data are joined.
         """
         if str(victim) in self.files:
-            return self._add_columns(Truth.load(self.files[str(victim)]))
+            truth = Truth.load(self.files[str(victim)])
+            if truth.answers:
+                raise DataError(
+                    f"truth.{victim}: the file holds answers to queries, and examples are claimed; write these with "
+                    "fedsim.write_truth"
+                )
+            return self._add_columns(truth)
         return self._client_truth(members or (victim,), number)
+
+    def answers_in_file(self, victim: int) -> Truth | None:
+        """Return what a truth file says that `victim` answered to queries; None where there is no file.
+
+        Raises:
+            DataError: it cannot be read, or holds examples.
+        """
+        if str(victim) not in self.files:
+            return None
+        truth = Truth.load(self.files[str(victim)])
+        if not truth.answers:
+            raise DataError(
+                f"truth.{victim}: the file holds examples, and answers to queries are claimed; write these with "
+                "fedsim.write_answers"
+            )
+        return truth
 
     @cached_property
     def _truths_in_files(self) -> Mapping[str, Truth]:

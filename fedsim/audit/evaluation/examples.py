@@ -24,7 +24,7 @@ from fedsim.audit.evaluation.truth import Truth
 from fedsim.base import metrics, table_metrics
 from fedsim.base.errors import DataError
 from fedsim.base.randomness import use_one_thread
-from fedsim.base.task import infer_modality
+from fedsim.base.task import goal_of, infer_modality
 from fedsim.interfaces.findings import Reconstruction, Representatives, Texts
 from fedsim.modalities import find_modality
 from fedsim.modalities.drawing import clean_drawing
@@ -43,8 +43,13 @@ def check_kinds(finding: Reconstruction | Texts, spec: FindingSpec) -> None:
         has_tokens = isinstance(finding, Texts)
         spec.expect("data that are", data_kinds[has_tokens], data_kinds[task.vocabulary > 0])
         label_kinds = {True: "targets of a regression", False: "classes"}
-        is_regression = finding.labels.is_floating_point()
-        spec.expect("labels that are", label_kinds[is_regression], label_kinds[not task.num_classes])
+        if task.goal == "labels":
+            label_kinds[True] = "0 or 1"
+        are_targets = finding.labels.is_floating_point()
+        spec.expect("labels that are", label_kinds[are_targets], label_kinds[not task.num_classes])
+        spec.expect("labels of shape", tuple(finding.labels.shape[1:]), task.target_shape)
+        if task.goal == "labels" and not ((finding.labels == 0) | (finding.labels == 1)).all():
+            spec.expect("labels that are", "other numbers", label_kinds[True])
         spec.expect_below("labels", finding.labels, task.num_classes)
         if isinstance(finding, Texts):
             spec.expect_below("tokens", finding.tokens, task.vocabulary)
@@ -79,7 +84,10 @@ def judge_examples(
     truth = true_examples(finding, about, context.case)
     if truth is None:
         return Judgement()
-    if finding.labels.is_floating_point() != truth.labels.is_floating_point():
+    claimed_kind, true_kind = (
+        (labels.is_floating_point(), labels.shape[1:]) for labels in (finding.labels, truth.labels)
+    )
+    if claimed_kind != true_kind:
         raise DataError("truth: the victim's labels are of another kind than the attack claims, classes or targets")
     scores = score_examples(
         finding,
@@ -90,6 +98,7 @@ def judge_examples(
         weights=context.weights,
         labels_granted="labels" in about["granted"],
         message=message,
+        goal=goal_of(context.knowledge.loss),
         cache=shared_measurements(context),
     )
     return Judgement(scores=scores, examples=len(truth.labels))

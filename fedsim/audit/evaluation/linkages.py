@@ -75,7 +75,8 @@ class LinkageEvaluator(Evaluator[Linkage]):
         first = transcript.header(finding.first_round).find_reply(victim)
         if first is None:
             raise DataError(f"client {victim}: sent nothing in round {finding.first_round}, which the attack links")
-        # Messages with an N nearer to that of the first message score higher.
+        # Messages with an N nearer to that of the first message score higher, where the server knows N.
+        knows_counts = (about.get("knowledge") or {}).get("num_examples") is not False
         closeness = []
         for client, number in zip(finding.clients.tolist(), finding.rounds.tolist(), strict=True):
             reply = transcript.header(number).find_reply(client)
@@ -83,7 +84,9 @@ class LinkageEvaluator(Evaluator[Linkage]):
                 raise DataError(f"client {client}: sent nothing in round {number}, which the attack scores")
             closeness.append(-abs(reply.num_examples - first.num_examples))
         is_victims = _mark_messages(finding, victim)
-        scores = score_links(finding.scores.double(), torch.tensor(closeness), finding.rounds, is_victims)
+        scores = score_links(
+            finding.scores.double(), torch.tensor(closeness) if knows_counts else None, finding.rounds, is_victims
+        )
         return Judgement(scores=scores, examples=int(is_victims.sum()))
 
     def show(self, finding: Linkage, truth: Truth | None, tokens: Sequence[str], metric: str) -> Display:
@@ -106,12 +109,12 @@ def _mark_messages(finding: Linkage, victim: int) -> Tensor:
     return torch.tensor([client == victim for client in finding.clients.tolist()])
 
 
-def score_links(scores: Tensor, closeness: Tensor, rounds: Tensor, is_victims: Tensor) -> list[Score]:
+def score_links(scores: Tensor, closeness: Tensor | None, rounds: Tensor, is_victims: Tensor) -> list[Score]:
     """Score which messages are the victim's.
 
     Args:
         scores: `message`, higher where the victim is the likelier sender.
-        closeness: `message`, likewise by N alone.
+        closeness: `message`, likewise by N alone; None where the adversary does not know N.
         rounds: `message`, its round.
         is_victims: `message`, whether the victim sent it.
     """
@@ -119,7 +122,8 @@ def score_links(scores: Tensor, closeness: Tensor, rounds: Tensor, is_victims: T
     for number in torch.unique(rounds[is_victims]).tolist():
         in_round = rounds == number
         shares.append(_hit_share(scores[in_round], is_victims[in_round]))
-        shares_by_size.append(_hit_share(closeness[in_round], is_victims[in_round]))
+        if closeness is not None:
+            shares_by_size.append(_hit_share(closeness[in_round], is_victims[in_round]))
         chances.append(float(is_victims[in_round].double().mean()))
     if not shares:
         reason = "the victim took part in no later round, so that nothing can be linked"
@@ -127,9 +131,11 @@ def score_links(scores: Tensor, closeness: Tensor, rounds: Tensor, is_victims: T
     if is_victims.all():
         reason = "no other client took part in the later rounds, so that every message is the victim's"
         return [Score.from_reason("linked", reason), Score.from_reason("link_auc", reason)]
-    guesses = {"chance": float(np.mean(chances)), "the nearest N": float(np.mean(shares_by_size))}
+    guesses, areas = {"chance": float(np.mean(chances))}, {"chance": 0.5}
+    if closeness is not None:
+        guesses["the nearest N"] = float(np.mean(shares_by_size))
+        areas["the nearest N"] = _area(closeness, is_victims)
     linked = Score.against_guesses("linked", float(np.mean(shares)), guesses)
-    areas = {"chance": 0.5, "the nearest N": _area(closeness, is_victims)}
     area = Score.against_guesses("link_auc", _area(scores, is_victims), areas)
     return [linked, area]
 

@@ -300,7 +300,8 @@ class _ModelComparison:
         values["local_loss"] = on_data["loss"]
         if "accuracy" in on_data:
             return values | {"local_accuracy": on_data["accuracy"]}
-        return values | {"local_mape": self._mape(state)}
+        # Targets of several numbers have no unit in common.
+        return values | ({"local_mape": self._mape(state)} if self.labels.ndim == 1 else {})
 
     def proxy_metrics(self, states: Mapping[str, State]) -> dict[str, dict[str, float]]:
         """Return the metrics of each proxy, and of the best points between each two of them."""

@@ -120,7 +120,8 @@ def _solve_least_squares(layer: nn.Linear, inputs: Tensor, labels: Tensor) -> No
     has_bias = layer.bias is not None
     design = torch.cat([inputs, torch.ones(len(inputs), 1)], 1) if has_bias else inputs
     # This driver takes a matrix of less than full rank.
-    solution = torch.linalg.lstsq(design.double(), labels.double()[:, None], driver="gelsd").solution
+    targets = labels.double().reshape(len(labels), -1)
+    solution = torch.linalg.lstsq(design.double(), targets, driver="gelsd").solution
     layer.double()
     layer.weight.copy_(solution[: inputs.shape[1]].T)
     if has_bias:

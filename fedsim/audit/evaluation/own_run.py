@@ -24,7 +24,7 @@ from fedsim.federation.candidates import draw_candidates, draw_known_candidates
 from fedsim.federation.config import AdversaryTable, AttackFile
 from fedsim.federation.federated_data import GUESSED_EXAMPLES
 from fedsim.federation.properties import property_records
-from fedsim.interfaces.attack import Attack
+from fedsim.interfaces.attack import Attack, vector_target_error
 from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.knowledge import FACTS, TRAINING_FACTS, Knowledge, KnownCandidates, Records
 from fedsim.interfaces.modality import PublicExamples
@@ -131,6 +131,16 @@ class OwnRun(Case):
                 f"{title} is an attack on trees, and clients of fedsim train networks; choose another attack, or the "
                 "recording of an app that trains trees"
             )
+        if attack.reads_embeddings:
+            raise KnowledgeError(
+                f"{title} is an attack on embeddings of split learning, and clients of fedsim send models; choose "
+                "another attack, or the recording of a vertical federation"
+            )
+        if attack.reads_answers:
+            raise KnowledgeError(
+                f"{title} is an attack on answers to queries, and clients of fedsim train networks; choose another "
+                "attack, or the recording of an app of federated analytics"
+            )
         if "columns" in attack.needs and not dataset.columns:
             raise KnowledgeError(
                 f"{title} is an attack on tables, and '{dataset.name}' has no columns; choose an attack on "
@@ -138,9 +148,11 @@ class OwnRun(Case):
             )
         if "num_classes" in attack.needs and not dataset.task.num_classes:
             raise KnowledgeError(
-                f"{title} is an attack on classes, which the regression of '{dataset.name}' does not have; choose "
-                "another attack, or data with classes"
+                f"{title} is an attack on classes, and what is learned of '{dataset.name}' is "
+                f"{dataset.task.describe_goal()}; choose another attack, or data with classes"
             )
+        if dataset.task.target_shape and not attack.vector_targets:
+            raise vector_target_error(title, dataset.task.describe_goal())
         if attack.texts and not dataset.vocabulary:
             raise KnowledgeError(
                 f"{title} is an attack on texts, and '{dataset.name}' holds numbers; choose an attack on numbers, or "

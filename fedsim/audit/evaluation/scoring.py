@@ -27,8 +27,10 @@ from fedsim.audit.evaluation.measurements import (
 from fedsim.audit.evaluation.score import Score
 from fedsim.audit.evaluation.similarity import SIMILARITY_AT_BROADCAST, SIMILARITY_ON_LINE, AttackedUpdate
 from fedsim.audit.evaluation.table_scores import score_columns
+from fedsim.audit.evaluation.target_scores import index_rows, score_targets
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.errors import DataError, FedsimError, PluginError, first_line
+from fedsim.base.task import Goal, sort_targets
 from fedsim.interfaces.findings import Reconstruction, Texts
 from fedsim.interfaces.metric import EXPLANATION_OF_GUESSES, Metric, find_metric
 from fedsim.interfaces.modality import GuessMaterial, PublicExamples
@@ -88,6 +90,7 @@ def score_examples(
     weights: Path | None = None,
     labels_granted: bool = False,
     message: AttackedUpdate | None = None,
+    goal: Goal = "classes",
     cache: MeasurementCache | None = None,
 ) -> list[Score]:
     """Score a finding against the truth, with what guesses get as floors.
@@ -110,14 +113,19 @@ def score_examples(
         labels_granted: the labels were granted to the attack, so they are not scored.
         message: update that the finding was read from; None where it is not known, or where the
             finding was read from several updates.
+        goal: what the model predicts; it only tells labels from numbers, where there are several an example.
         cache: measurements of guesses that findings about the same victim share; `public`, `weights`
             and the recording have to be the same for all of them.
 
     Raises:
         DataError: the finding and the truth differ in kind or in shape.
     """
-    data = claimed_data(finding)
+    data, claimed_labels, true_labels = claimed_data(finding), finding.labels, truth.labels
+    public_with_targets = public
     _check_comparable(finding, truth)
+    if goal == "labels" and true_labels.ndim > 1:
+        # Guesses may know an example's labels as they may know its class: each kind of row counts as one.
+        finding, truth, public, others = _index_labels(finding, truth, public, others)
     further_scores: list[Score] = []
     cache = cache or MeasurementCache()
     # Compute the metrics of the claims, of each guess, and of the nearest public examples.
@@ -130,8 +138,8 @@ def score_examples(
     if isinstance(finding, Reconstruction):
         if message is not None:
             explaining_guesses = {name: guess[: len(data)] for name, guess in guesses.items()}
-            values |= _message_similarities(lambda: message.similarities(data, finding.labels))
-            for name, similarities in _guess_similarities(message, explaining_guesses, finding.labels, cache).items():
+            values |= _message_similarities(lambda: message.similarities(data, claimed_labels))
+            for name, similarities in _guess_similarities(message, explaining_guesses, claimed_labels, cache).items():
                 guess_values[name] |= similarities
         further_scores += _certificate_scores(finding, truth)
         if truth.columns and public is not None:
@@ -154,9 +162,22 @@ def score_examples(
             score = _with_chance_floor(score, chance_matches[metric])
         scores.append(replace(score, instrument=instruments.get(metric, "")))
     scores += further_scores
-    if not (labels_granted or truth.labels.is_floating_point()):
-        scores.append(_label_score(finding.labels, truth.labels, public))
+    if not labels_granted and true_labels.ndim > 1:
+        scores.append(score_targets(claimed_labels, true_labels, goal, public_with_targets, rng))
+    elif not (labels_granted or true_labels.is_floating_point()):
+        scores.append(_label_score(claimed_labels, true_labels, public))
     return scores
+
+
+def _index_labels(
+    finding: Reconstruction | Texts, truth: Truth, public: PublicExamples | None, others: PublicExamples | None
+) -> tuple[Reconstruction | Texts, Truth, PublicExamples | None, PublicExamples | None]:
+    """Return all with an index of each kind of row in place of several labels an example."""
+    parts = [part.labels for part in (finding, truth, public, others) if part is not None]
+    indices = iter(index_rows(None if public is None else public.labels, *parts))
+    finding, truth = replace(finding, labels=next(indices)), replace(truth, labels=next(indices))
+    public = None if public is None else replace(public, labels=next(indices))
+    return finding, truth, public, None if others is None else replace(others, labels=next(indices))
 
 
 def _check_comparable(finding: Reconstruction | Texts, truth: Truth) -> None:
@@ -356,7 +377,7 @@ def guess_examples(
 
 def _are_counted(claimed: Tensor, labels: Tensor) -> bool:
     """Tell whether each class is claimed as often as there are true examples of it."""
-    return torch.equal(claimed.sort().values, labels.sort().values.to(claimed))
+    return torch.equal(sort_targets(claimed), sort_targets(labels).to(claimed))
 
 
 def _metric_score(

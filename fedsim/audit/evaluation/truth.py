@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ class Truth:
     Attributes:
         data: `example ...`, numbers in [0, 1] whose axes are those of the modality, or tokens of
             texts, which are integers.
-        labels: `example`, class indices, or targets of a regression.
+        labels: `example`, class indices, or targets of a regression; of several labels or numbers `example target`.
         padding: the token that fills short texts up; None where there is none.
         columns: number of features of each column of a table, see `fedsim.base.table_metrics`; empty
             where it is not known.
@@ -34,6 +34,11 @@ class Truth:
         modality: name of the kind of examples; inferred where it is left out.
         holders: `example`, the client that holds each; None where all are one client's, or nobody
             asks.
+        rows: `example`, id of each row in the messages of split learning; None where nobody said, and
+            then rows are counted from 0.
+        answers: of federated analytics, by `answers/ROUND/QUESTION` what the client would have answered without any
+            defense, and by `people/ROUND/QUESTION` what the one who joined or left before that round added; then
+            there are no examples.
     """
 
     data: Tensor
@@ -43,9 +48,11 @@ class Truth:
     deviations: Tensor | None = None
     modality: str = ""
     holders: Tensor | None = None
+    rows: Tensor | None = None
+    answers: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self.modality:
+        if not self.modality and not self.answers:
             inferred = infer_modality(self.data.shape[1:], has_tokens=self.has_tokens)
             object.__setattr__(self, "modality", inferred)
 
@@ -76,21 +83,30 @@ class Truth:
             tensors = load_file(path)
             if "tokens" in tensors:
                 return cls._from_tokens(path, tensors)
+            if any(name.startswith(f"{ANSWERS}/") for name in tensors):
+                return cls(data=torch.zeros(0, 1), labels=torch.zeros(0), answers=tensors)
             data, labels = tensors["data"].float(), tensors["labels"]
             labels = labels.float() if labels.is_floating_point() else labels.long()
         except (OSError, SafetensorError, KeyError) as error:
             raise DataError(f"truth: {path} is not a safetensors file with 'data' and 'labels' ({error})") from error
         negative = not labels.is_floating_point() and bool((labels < 0).any())
         modality = _read_modality(path) or infer_modality(data.shape[1:])
-        if not modality or not len(data) or labels.shape != data.shape[:1] or negative:
+        has_targets = labels.ndim == 2 and labels.is_floating_point() and len(labels) == len(data)
+        if not modality or not len(data) or not (labels.shape == data.shape[:1] or has_targets) or negative:
             raise DataError(
                 f"truth: {path}: expected data of shape (example, channel, height, width), (example, feature) or "
-                "(example, channel, time), or of a modality that write_truth was told, and a label for each, got "
+                "(example, channel, time), or of a modality that write_truth was told, and an integer, a real "
+                "number or a row of these as a label for each, got "
                 f"{tuple(data.shape)} and {tuple(labels.shape)}"
             )
         if not (data.min() >= 0 and data.max() <= 1):
             raise DataError(f"truth: {path}: data lies in [{data.min():.3g}, {data.max():.3g}], expected [0, 1]")
-        return cls(data=data, labels=labels, modality=modality)
+        rows = tensors.get("rows")
+        if rows is not None and (
+            rows.dtype != torch.int64 or rows.shape != (len(data),) or len(torch.unique(rows)) < len(rows)
+        ):
+            raise DataError(f"truth: {path}: expected rows to be {len(data)} different int64 ids, one for each example")
+        return cls(data=data, labels=labels, modality=modality, rows=rows)
 
     @classmethod
     def _from_tokens(cls, path: Path, tensors: Mapping[str, Tensor]) -> Truth:
@@ -119,6 +135,7 @@ def write_truth(
     value_range: tuple[float | Sequence[float], float | Sequence[float]] = (0.0, 1.0),
     modality: str = "",
     public: Any = None,
+    rows: Callable[[int], Any] | None = None,
 ) -> dict[str, str]:
     """Write the data of clients to files, to score findings about the recording of a Flower app.
 
@@ -132,6 +149,7 @@ def write_truth(
         modality: name of the kind of examples; by default it follows from the number of axes.
         public: examples that no client has, of which guesses are made and, where an adversary is
             granted them, auxiliary records; in one of the forms that `load` returns.
+        rows: returns the ids of a client's examples in the messages of split learning, in their order.
 
     Returns:
         The `[truth]` table of the attack file: client to the absolute path of its file.
@@ -156,12 +174,66 @@ def write_truth(
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             tensors = {"data": data.clamp(0, 1).contiguous(), "labels": labels.contiguous()}
+            if rows is not None and str(client) != PUBLIC_KEY:
+                tensors["rows"] = torch.as_tensor(rows(int(client))).long().clone()
             save_file(tensors, path, metadata={"modality": modality} if modality else None)
         except (OSError, SafetensorError) as error:
             raise RunError(f"{path}: cannot be written ({error}); choose another folder") from error
         Truth.load(path)
         table[str(client)] = str(path)
     return table
+
+
+ANSWERS, PEOPLE = "answers", "people"
+"""Begin the names of true answers, see `Truth.answers`."""
+
+
+def write_answers(
+    folder: Path | str,
+    answers: Mapping[int, Mapping[int, Mapping[str, Any]]],
+    people: Mapping[int, Mapping[int, Mapping[str, Any]]] | None = None,
+) -> dict[str, str]:
+    """Write true answers of clients to files, to score findings about a recording of federated analytics.
+
+    Args:
+        folder: gets a safetensors file for each client.
+        answers: by client and round, what the client would have answered to each question without
+            any defense.
+        people: by client and round, what the one person who joined or left before that round adds to each answer.
+
+    Returns:
+        The `[truth]` table of the attack file: client to the absolute path of its file.
+
+    Raises:
+        DataError: an answer is no number or array of finite numbers.
+        RunError: the folder cannot be written.
+    """
+    table: dict[str, str] = {}
+    for client in answers:
+        tensors: dict[str, Tensor] = {}
+        for part, of_clients in ((ANSWERS, answers), (PEOPLE, people or {})):
+            for number, by_name in of_clients.get(client, {}).items():
+                for name, value in by_name.items():
+                    tensors[f"{part}/{number}/{name}"] = _to_finite(value, f"client {client}, round {number}: '{name}'")
+        path = Path(folder).resolve() / f"client-{client}.safetensors"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save_file(tensors, path)
+        except (OSError, SafetensorError) as error:
+            raise RunError(f"{path}: cannot be written ({error}); choose another folder") from error
+        table[str(client)] = str(path)
+    return table
+
+
+def _to_finite(value: Any, where: str) -> Tensor:
+    """Return an answer in float64."""
+    try:
+        tensor = torch.as_tensor(value).to(torch.float64).contiguous().clone()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"{where} is no number or array of numbers ({first_line(error)}); give what it is") from error
+    if not tensor.isfinite().all():
+        raise DataError(f"{where} is NaN or infinite; leave it out")
+    return tensor
 
 
 def _read_modality(path: Path) -> str:
@@ -179,12 +251,17 @@ def _join_examples(loaded: Any, client: str) -> tuple[Tensor, Tensor]:
     """Join what `load` returned to one tensor of inputs and one of labels."""
     try:
         if isinstance(loaded, tuple | list) and len(loaded) == 2 and hasattr(loaded[0], "shape"):
-            return torch.as_tensor(loaded[0]), torch.as_tensor(loaded[1]).reshape(-1)
+            return torch.as_tensor(loaded[0]), _shape_labels(torch.as_tensor(loaded[1]))
         pairs = [(torch.as_tensor(inputs), torch.as_tensor(labels)) for inputs, labels in loaded]
         join = torch.cat if pairs[0][1].ndim else torch.stack  # batches, or single examples
-        return join([inputs for inputs, _ in pairs]), join([labels for _, labels in pairs]).reshape(-1)
+        return join([inputs for inputs, _ in pairs]), _shape_labels(join([labels for _, labels in pairs]))
     except (IndexError, TypeError, ValueError, RuntimeError) as error:
         raise DataError(
             f"{client}: what it holds is no inputs and labels ({first_line(error)}); return two arrays, or something "
             "that yields pairs of them"
         ) from error
+
+
+def _shape_labels(labels: Tensor) -> Tensor:
+    """Return labels as they are where a row of real numbers stands for each example, and else one after the other."""
+    return labels if labels.ndim == 2 and labels.is_floating_point() and labels.shape[1] > 1 else labels.reshape(-1)

@@ -93,11 +93,11 @@ def class_labels(dataset: Dataset, partition: str) -> Indices:
         partition: the partition that needs them, for errors.
 
     Raises:
-        ConfigError: the data set is a regression.
+        ConfigError: its examples have no classes.
     """
     if not dataset.num_classes:
         raise ConfigError(
-            f"partition: {partition} shares out classes, and '{dataset.name}' is a regression; "
+            f"partition: {partition} shares out classes, and '{dataset.name}' is {dataset.task.describe_goal()}; "
             "use iid without distinct_labels"
         )
     labels: Indices = dataset.train.labels.numpy()

@@ -125,10 +125,9 @@ def check_model(model: Any, dataset: Dataset, sample: Tensor, name: str, *, atta
         raise ConfigError(f"model: '{name}' does not take inputs of shape {shape}: {_first_line(error)}") from error
     got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
     if got != expected:
-        target = f"the {dataset.num_classes} classes" if dataset.num_classes else "the one target"
         raise ConfigError(
-            f"model: '{name}' gives {got} for {len(sample)} examples, expected {expected} for {target} of "
-            f"'{dataset.name}'; change the model's last layer or the data"
+            f"model: '{name}' gives {got} for {len(sample)} examples, expected {expected} for "
+            f"{dataset.task.describe_goal()} of '{dataset.name}'; change the model's last layer or the data"
         )
     if not outputs.isfinite().all():
         raise ConfigError(f"model: '{name}' gives NaN or infinite outputs with fresh weights; mend its initialisation")

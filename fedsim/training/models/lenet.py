@@ -54,7 +54,7 @@ class LeNet(CheckedSettings):
         channels, height, width = image_shape(task, "lenet", smallest=12)
         if self.released and not task.num_classes:
             raise ConfigError(
-                "model: lenet with released = true takes classes, got a regression; choose released = false"
+                f"model: lenet with released = true takes classes, got {task.describe_goal()}; choose released = false"
             )
         activation = _ACTIVATIONS[self.activation or "tanh"]
         features = 16 * _side_after_pool(_side_after_pool(height)) * _side_after_pool(_side_after_pool(width))

@@ -11,6 +11,7 @@ import torch
 
 from fedsim.base.errors import ConfigError, DataError
 from fedsim.data.arrays import ArrayFile
+from fedsim.data.checks import check_dataset
 from fedsim.data.waves import Waves
 
 
@@ -42,6 +43,30 @@ def test_a_part_is_held_out_where_there_is_one_array(tmp_path: Path) -> None:
     assert (len(data.train), len(data.test)) == (16, 4)
     assert data.test.labels.bincount().tolist() == [2, 2]
     assert data.value_range == (-9, 9)
+
+
+def test_rows_of_labels_or_numbers_are_targets(tmp_path: Path) -> None:
+    labels = np.random.default_rng(0).integers(0, 2, (20, 3))
+    data = ArrayFile(path=str(write_arrays(tmp_path, x=make_series(20), y=labels))).load(None)
+    assert (data.task.goal, data.task.outputs, data.num_classes) == ("labels", 3, 0)
+    both = np.concatenate([data.train.labels.numpy(), data.test.labels.numpy()])
+    assert sorted(both.tolist()) == sorted(labels.tolist())
+    numbers = np.random.default_rng(0).normal(5, 3, (20, 2))
+    data = ArrayFile(path=str(write_arrays(tmp_path, x=make_series(20), y=numbers))).load(None)
+    assert (data.task.goal, data.task.outputs, data.task.target_shape) == ("numbers", 2, (2,))
+    check_dataset(data, "npz")
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        (np.full((20, 2), 2), "rows of integers from 2 to 2, expected 0 or 1"),
+        (np.zeros((20, 4, 4), int), "a row of them"),
+    ],
+)
+def test_rows_that_are_no_labels_are_refused(tmp_path: Path, targets: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        ArrayFile(path=str(write_arrays(tmp_path, x=make_series(20), y=targets))).load(None)
 
 
 def test_real_numbers_are_targets_and_are_standardised(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def broken() -> nn.Module:
         (lambda: "net", "gave a str, expected a torch.nn.Module"),
         (lambda: flat(nn.ReLU()), "has no parameter to train"),
         (lambda: flat(nn.Linear(63, 10)), r"does not take inputs of shape \(1, 8, 8\): RuntimeError: .*mat1"),
-        (lambda: flat(nn.Linear(64, 9)), r"gives \(2, 9\) for 2 examples, expected \(2, 10\) for the 10 classes"),
+        (lambda: flat(nn.Linear(64, 9)), r"gives \(2, 9\) for 2 examples, expected \(2, 10\) for 10 classes"),
         (lambda: nn.Conv2d(1, 10, 3), r"gives \(2, 10, 6, 6\) for 2 examples"),
         (broken, "gives NaN or infinite outputs"),
         (Once, "cannot be differentiated twice, which attacks need"),

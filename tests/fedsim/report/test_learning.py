@@ -22,7 +22,7 @@ def rows(**columns: Any) -> list[dict[str, str]]:
 def test_the_sentence_says_what_the_model_and_a_guess_get_and_what_to_try() -> None:
     assert examine_evaluations(rows(accuracy=0.101, guess=0.103)).sentence == (
         "The model has not learnt: its accuracy on 1000 test examples, 10.1% (95 % interval 8.3% to 12.1%), is not "
-        "beyond the 10.3% that always answering the most frequent class gets; try another "
+        "beyond the 10.3% that always giving the most frequent answer gets; try another "
         "training.learning_rate, more federation.rounds or more training.local_epochs."
     )
 

@@ -13,6 +13,8 @@ from fedsim.base.errors import ConfigError
 from fedsim.federation.config import validate_tables
 
 FIVE = ["angular-lipschitz", "lavp", "lmra", "sme", "tgias-ro"]
+FIELD = "field"
+"""Tables of our own, which compare attacks of several papers."""
 SOME = {
     "title": "Table 1",
     "setting": "theirs",
@@ -27,10 +29,10 @@ SOME = {
 
 
 def test_the_five_papers_are_there_and_every_figure_of_theirs_and_ours_is_one() -> None:
-    assert list(read_papers()) == FIVE
+    assert sorted(read_papers()) == sorted([*FIVE, FIELD])
     for name, paper in read_papers().items():
         for table, published in paper.table.items():
-            assert any(published.published_figures(table).values()), table
+            assert any(published.published_figures(table).values()) is (name != FIELD), table
         for kept in read_results()[name].kept:
             assert compare_figures(name, kept.table, kept.rows, kept.name), kept.name
             assert kept.command, kept.name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +12,19 @@ import pytest
 from fedsim.api.reproduce import recipes
 from fedsim.api.reproduce.figures import parse_figure
 from fedsim.api.reproduce.papers import PACKAGE_FOLDER, read_papers
-from fedsim.api.reproduce.recipes import ScaleName, SweepRecipe, TableRecipe, find_recipe, read_sweep_figures
+from fedsim.api.reproduce.recipes import (
+    FigureSource,
+    ScaleName,
+    SweepRecipe,
+    TableRecipe,
+    find_recipe,
+    read_reasons,
+    read_sweep_figures,
+)
 from fedsim.base.errors import ConfigError
 from fedsim.federation.config import validate_tables
 from fedsim.federation.reading import config_of, set_value
+from fedsim.plugins.registry import load, registered_names
 from fedsim.sweeps.grid import SweepGrid, build_grid
 from fedsim.sweeps.table import SweepTableFile
 
@@ -54,6 +64,7 @@ def test_every_row_and_every_attack_that_is_read_is_in_the_full_sweep(name: str)
     made = SWEEPS[name]
     grid = build_grid(made.sweep("full", PACKAGE_FOLDER))
     assert rows_in(made, grid) == set(made.recipe.rows)
+    assert made.recipe.by_attack is not any(one.attack for one in made.recipe.quantities.values())
     read_of = {of for one in made.recipe.quantities.values() for of in (one.attack, one.minus, one.over) if of}
     assert read_of <= {point.labels["attack"] for point in grid.points}
 
@@ -210,6 +221,39 @@ def test_a_perfect_victim_has_no_spread() -> None:
     ]
     assert found["mean"] == "inf"
     assert parse_figure(found["mean"], "").text == "inf"
+
+
+def test_each_attack_has_a_row_where_attacks_are_compared_or_the_reason_why_it_does_not_apply() -> None:
+    """DLG fails on all of A, and SME's floor of 8 is subtracted for each victim."""
+    quantities = {"mean": {"metric": "psnr"}, "beyond": {"metric": "psnr", "beyond_floor": True}}
+    asked = recipe("standard error").model_copy(update={"by_attack": True, "rows": {"first": {"data": "A"}}})
+    asked = asked.model_copy(update={"quantities": {name: FigureSource(**one) for name, one in quantities.items()}})
+    cells = SweepTableFile(("data",), [{"attack": attack} for attack in ("SME", "IG", "DLG", "SPEAR")])
+    with_rows = asked.with_attack_rows(cells)
+    assert list(with_rows.rows) == ["first: SME", "first: IG", "first: DLG", "first: SPEAR"]
+    found = read_sweep_figures(with_rows, SCORES, {"mean": 1, "beyond": 1})
+    assert found == {
+        "first: SME": {"mean": "22.0 ± 2.0", "beyond": "+14.0 ± 2.0"},
+        "first: IG": {"mean": "20.0 ± 1.0", "beyond": "+12.0 ± 1.0"},
+    }
+    failed = [f"DLG, round 1, client {client}: round 1, client {client}: it is late" for client in (0, 1)]
+    board: Any = SimpleNamespace(
+        plan=SimpleNamespace(
+            inapplicable=[(SimpleNamespace(row={"data": "A", "attack": "SPEAR"}), "it reads tables")],
+            cells=[SimpleNamespace(key="k", point=SimpleNamespace(row={"data": "A", "attack": "DLG"}))],
+            finished_cells={"k": SimpleNamespace(failures=failed)},
+        )
+    )
+    assert read_reasons(with_rows, board, found) == {"first: DLG": "it is late", "first: SPEAR": "it reads tables"}
+    assert read_reasons(asked.model_copy(update={"by_attack": False}), board, {}) == {}
+
+
+@pytest.mark.parametrize("name", [name for name in SWEEPS if name.startswith("field-inversion")])
+def test_every_attack_that_reconstructs_images_is_compared(name: str) -> None:
+    compared = {point.labels["attack"] for point in build_grid(SWEEPS[name].sweep("full", PACKAGE_FOLDER)).points}
+    packages = ("adversaries.inversion", "adversaries.exact")
+    known = {name for name in registered_names("attacks") if load("attacks", name).__module__.startswith(packages)}
+    assert compared == known
 
 
 def test_what_was_not_run_is_left_out() -> None:

@@ -1,0 +1,136 @@
+"""Score claimed targets that are several labels or numbers an example."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fedsim.audit.evaluation.score import Score
+from fedsim.base.task import Goal
+from fedsim.interfaces.metric import Metric
+from fedsim.interfaces.modality import PublicExamples
+from fedsim.modalities.diverse_guesses import centres_of, clusters_of_claims
+
+_DRAWS = 20
+"""Random guesses whose mean counts, so that a lucky one is no floor."""
+_FLOORS = (
+    "Claimed targets are assigned to the true ones as is best for them, and so are the guesses beside them: random "
+    "rows, the row that is best for all examples, rows of public examples, and as many centres of these as there are "
+    "claims."
+)
+
+
+class LabelsRight(Metric):
+    """Share of an example's several labels that are claimed rightly, after the best assignment."""
+
+    title = "labels right"
+    higher_is_better = True
+    is_share = True
+    preference = 121
+    explanations = (_FLOORS,)
+
+
+class TargetError(Metric):
+    """Root mean square error of several claimed numbers, in standard deviations, after the best assignment."""
+
+    title = "target error"
+    higher_is_better = False
+    lowest = 0.0
+    preference = 122
+    explanations = (_FLOORS,)
+
+
+def score_targets(
+    claimed: Tensor, true: Tensor, goal: Goal, public: PublicExamples | None, rng: torch.Generator
+) -> Score:
+    """Score claimed rows of targets; the floor is the best of guesses that are as many and as diverse.
+
+    Args:
+        claimed: `claim target`.
+        true: `example target`, labels (0 or 1) or standardised numbers.
+        goal: `labels` or `numbers`.
+        public: examples that the victim does not hold, with targets like its own.
+        rng: draws random rows.
+    """
+    measure = labels_right if goal == "labels" else target_error
+    metric = "labels_right" if goal == "labels" else "target_error"
+    count, width = max(len(claimed), len(true)), true.shape[1]
+
+    def draw_rows() -> Tensor:
+        if goal == "labels":
+            return torch.randint(2, (count, width), generator=rng).float()
+        return torch.randn((count, width), generator=rng)
+
+    guesses = {"random rows": _mean_of_draws(lambda: measure(draw_rows(), true))}
+    constant = torch.zeros(1, width)
+    if public is not None:
+        rows = public.labels
+        constant = rows.mean(0, keepdim=True)
+        centres = centres_of(
+            PublicExamples(data=rows, labels=torch.zeros(len(rows))),
+            clusters_of_claims(PublicExamples(data=rows, labels=torch.zeros(len(rows))), torch.zeros(count)),
+        )
+        guesses["public centres"] = measure(_as_targets(centres, goal), true)
+        guesses["public rows"] = _mean_of_draws(
+            lambda: measure(rows[torch.randint(len(rows), (count,), generator=rng)], true)
+        )
+    guesses["the same for all"] = measure(_as_targets(constant, goal).expand(count, width), true)
+    return Score.against_guesses(metric, measure(claimed, true), guesses)
+
+
+def labels_right(claimed: Tensor, true: Tensor) -> float:
+    """Return the share of the labels that are right; those of an example without a claim are wrong.
+
+    >>> labels_right(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 0.0], [1.0, 0.0]]))
+    0.5
+    """
+    agreement = 1 - torch.cdist(claimed.double(), true.double(), p=1) / true.shape[1]
+    return _best_sum(agreement, maximize=True) / len(true)
+
+
+def target_error(claimed: Tensor, true: Tensor) -> float:
+    """Return the root mean square error; of an example without a claim, that of claiming the mean, which is 0.
+
+    >>> target_error(torch.tensor([[2.0], [0.0]]), torch.tensor([[0.0], [1.0]]))
+    0.7071067811865476
+    """
+    missing = max(0, len(true) - len(claimed))
+    rows = torch.cat([claimed.double(), torch.zeros(missing, true.shape[1], dtype=torch.float64)])
+    errors = (rows[:, None] - true.double()[None]).square().mean(2)
+    return float((_best_sum(errors, maximize=False) / len(true)) ** 0.5)
+
+
+def index_rows(public: Tensor | None, *parts: Tensor) -> list[Tensor]:
+    """Return for rows of labels an index of each kind of row, so that guesses can be made of examples of the same kind.
+
+    The kinds of `public` come first, in ascending order, so that their indices do not depend on the others.
+
+    Args:
+        public: `example label`; None where no public examples are known.
+        parts: likewise; the indices of each are returned.
+
+    >>> index_rows(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 0.0], [1.0, 0.0]]))[0].tolist()
+    [1, 0]
+    """
+    known = set() if public is None else set(map(tuple, public.tolist()))
+    others = {tuple(row) for part in parts for row in part.tolist()} - known
+    numbers = {row: number for number, row in enumerate([*sorted(known), *sorted(others)])}
+    return [torch.tensor([numbers[tuple(row)] for row in part.tolist()], dtype=torch.int64) for part in parts]
+
+
+def _as_targets(rows: Tensor, goal: Goal) -> Tensor:
+    return (rows > 0.5).float() if goal == "labels" else rows
+
+
+def _mean_of_draws(measure: Callable[[], float]) -> float:
+    return sum(measure() for _ in range(_DRAWS)) / _DRAWS
+
+
+def _best_sum(values: Tensor, *, maximize: bool) -> float:
+    """Return the sum over the best assignment of claims to examples."""
+    from scipy.optimize import linear_sum_assignment
+
+    claims, examples = linear_sum_assignment(values.numpy(), maximize=maximize)
+    return float(values[torch.from_numpy(claims), torch.from_numpy(examples)].sum())
