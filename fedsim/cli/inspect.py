@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedsim.base.errors import FedsimError, TranscriptError, one_line
+from fedsim.cli.inspect_answers import show_answers
 from fedsim.cli.inspect_trees import show_trees
 from fedsim.cli.options import Key, RunPath, console, finish, number_of, use_key
 
@@ -49,6 +50,7 @@ def inspect(
         if hash or (first := next(exchanges, None)) is None:
             raise
         _show_clear_text(chain([first], exchanges), rows=rows)
+        show_answers(read_messages(find_run(run) / MESSAGES), None, rows=rows)
         console.print(f"no updates: {error}", soft_wrap=True, markup=False)
         verdict = compare_with_manifest(OpenRun(find_run(run)))
         if not verdict.differences:
@@ -70,6 +72,7 @@ def inspect(
             failures.append(str(error))
     try:
         _show_clear_text(read_messages(transcript.folder.parent / MESSAGES), rows=rows)
+        show_answers(read_messages(transcript.folder.parent / MESSAGES), transcript, rows=rows)
     except FedsimError as error:
         failures.append(str(error))
     if table is not None:

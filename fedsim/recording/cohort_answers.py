@@ -1,0 +1,201 @@
+"""Answers to queries, each of a client or of a cohort in one sum, and what follows from them for one client."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, uint8
+
+from fedsim.base.errors import TranscriptError
+from fedsim.recording.cohort_systems import Cohort, CohortSystem
+from fedsim.recording.transcript import Transcript
+
+Floats = NDArray[np.float64]
+METRIC_PREFIX = "metric/"
+"""Begins the name of a question that was answered by a number beside the arrays."""
+_MAX_FRACTION = 0.05
+"""Greatest distance of a sum from a whole number, before it is no sum of counts."""
+_FALSE_ALARM = 1e-6
+"""How often noise alone may look like a change of the answers."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CohortAnswer:
+    """Answers to one question by a client, or by a cohort as their mean.
+
+    Attributes:
+        cohort: round and clients.
+        weight: N, the sum of the weights of the mean; the number of clients where none is reported.
+        num_examples: N of a single client; 0 where it reports none.
+        mean: the mean, or what the client answered, of any shape.
+    """
+
+    cohort: Cohort
+    weight: int
+    num_examples: int
+    mean: Floats
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerErrors:
+    """By how much answers may differ from the values of clients, as the server knows.
+
+    Attributes:
+        noise: standard deviation of the noise that each client adds to each number that it answers.
+        rounded_to: step of the numbers that clients answer; 0 where they are not rounded.
+        smallest_cell: clients answer 0 for numbers below it.
+        tolerance: rounding error of a sum, relative to the largest one of its question.
+    """
+
+    noise: float = 0.0
+    rounded_to: float = 0.0
+    smallest_cell: float = 0.0
+    tolerance: float = 1e-4
+
+
+def read_answers(transcript: Transcript) -> dict[str, list[CohortAnswer]]:
+    """Return the answers to each question, in the order of the rounds.
+
+    Questions are arrays, and numbers beside them. One whose answers differ in shape is left out: it has no sums.
+
+    Raises:
+        TranscriptError: a round is damaged, or an answer is NaN or infinite.
+    """
+    answers: dict[str, list[CohortAnswer]] = defaultdict(list)
+    for number in transcript.rounds:
+        for reply in transcript.header(number).replies:
+            update = transcript.recorded_update(number, reply.client, reply.message)
+            cohort = Cohort(number, tuple(sorted(reply.senders)))
+            weight = update.num_examples or len(cohort.members)
+            tensors: Mapping[str, Tensor] = update.gradient or update.after
+            numbers = {name: np.asarray(t.double().numpy()) for name, t in tensors.items() if _is_number_tensor(t)}
+            numbers |= {f"{METRIC_PREFIX}{name}": np.asarray(float(value)) for name, value in update.metrics.items()}
+            for name, mean in numbers.items():
+                if not np.isfinite(mean).all():
+                    raise TranscriptError(
+                        f"round {number}, client {reply.client}: its answer '{name}' is NaN or infinite, so that no "
+                        "sum with it says anything; attack other rounds"
+                    )
+                count = update.num_examples if len(cohort.members) == 1 else 0
+                answers[name].append(CohortAnswer(cohort=cohort, weight=weight, num_examples=count, mean=mean))
+    return {name: given for name, given in answers.items() if len({answer.mean.shape for answer in given}) == 1}
+
+
+def _is_number_tensor(tensor: Tensor) -> bool:
+    """Return whether it holds real numbers, and not bytes."""
+    return not tensor.is_complex() and not (tensor.dtype == uint8 and tensor.ndim == 1) and tensor.numel() > 0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class QuestionGroup:
+    """Questions that the same cohorts answered in the same rounds.
+
+    Attributes:
+        answers: by question.
+        errors: of the answers.
+    """
+
+    answers: Mapping[str, Sequence[CohortAnswer]]
+    errors: AnswerErrors
+
+    @cached_property
+    def cohorts(self) -> list[Cohort]:
+        """Return who gave each answer."""
+        return [answer.cohort for answer in next(iter(self.answers.values()))]
+
+    @cached_property
+    def weights(self) -> Floats:
+        """Return `answer`, N of each."""
+        return np.array([answer.weight for answer in next(iter(self.answers.values()))], float)
+
+    @cached_property
+    def sums(self) -> dict[str, Floats]:
+        """Return by question `answer number`, the sums over cohorts; whole numbers where all are nearly such."""
+        return {name: self._sum(given) for name, given in self.answers.items()}
+
+    def _sum(self, given: Sequence[CohortAnswer]) -> Floats:
+        means = np.stack([answer.mean.reshape(-1) for answer in given])
+        sums = np.asarray(means * self.weights[:, None])
+        whole = sums.round()
+        distance = np.abs(sums - whole).max()
+        if not self.errors.noise and distance <= min(_MAX_FRACTION, self.errors.tolerance * np.abs(sums).max()):
+            return np.asarray(whole)
+        return sums
+
+    def error_variances(self, sums: Floats) -> Floats:
+        """Return `answer`, the variance of the error of each sum, of noise or of rounding."""
+        sizes = np.array([len(cohort.members) for cohort in self.cohorts])
+        variances = np.asarray((self.weights * self.errors.noise) ** 2 / sizes)
+        if not self.errors.noise and (sums != sums.round()).any():
+            variances = np.full(len(sums), (self.errors.tolerance * np.abs(sums).max()) ** 2)
+        return variances
+
+    def is_consistent(self, system: CohortSystem, chosen: Sequence[int]) -> bool:
+        """Return whether clients may have kept their values in the chosen answers, of which `system` is.
+
+        All identities must hold (`CohortSystem.identities`), and no client that the system
+        determines may have an N below 1 or, where all answers are counts, a count below 0.
+        """
+        indices = list(chosen)
+        if not _holds(system.identities, self.weights[indices, None], 0.0):
+            return False
+        rows = [system.combine([client]) for client in system.clients]
+        factors = [system.to_array(row) for row in rows if row is not None]
+        if any(row @ self.weights[indices] < 1 - _MAX_FRACTION for row in factors):
+            return False
+        for all_sums in self.sums.values():
+            sums, is_whole = all_sums[indices], bool((all_sums == all_sums.round()).all())
+            if self.errors.noise:
+                if not _holds_under_noise(system.identities, sums, self.error_variances(all_sums)[indices]):
+                    return False
+                continue
+            if not _holds(system.identities, sums, 0.0 if is_whole else self.errors.tolerance * np.abs(all_sums).max()):
+                return False
+            if is_whole and (all_sums >= 0).all() and any((row @ sums < -_MAX_FRACTION).any() for row in factors):
+                return False
+        return True
+
+
+def _holds(identities: Floats, sums: Floats, error: float) -> bool:
+    """Return whether combinations that should be 0 are, up to an error of each sum."""
+    allowed = np.abs(identities).sum(1)[:, None] * (error + 1e-9 * np.abs(sums).max(initial=0.0))
+    return bool((np.abs(identities @ sums) <= allowed).all())
+
+
+def _holds_under_noise(identities: Floats, sums: Floats, variances: Floats) -> bool:
+    """Return whether noise of these variances explains how far combinations are from 0."""
+    if not len(identities):
+        return True
+    from scipy.stats import chi2  # takes a second
+
+    residuals = identities @ sums
+    distances = (residuals * np.linalg.solve((identities * variances) @ identities.T, residuals)).sum(0)
+    return bool((distances <= chi2.isf(_FALSE_ALARM / distances.size, len(identities))).all())
+
+
+def group_questions(answers: Mapping[str, Sequence[CohortAnswer]], errors: AnswerErrors) -> list[QuestionGroup]:
+    """Return the questions in groups that the same cohorts answered in the same rounds."""
+    by_cohorts: dict[tuple[Cohort, ...], dict[str, Sequence[CohortAnswer]]] = defaultdict(dict)
+    for name, given in answers.items():
+        by_cohorts[tuple(answer.cohort for answer in given)][name] = given
+    return [QuestionGroup(answers=given, errors=errors) for given in by_cohorts.values()]
+
+
+def is_histogram(values: Floats, count: int) -> bool:
+    """Return whether these are numbers of people in cells.
+
+    Args:
+        values: whole numbers of at least 0, in two cells or more.
+        count: of all people; 0 where it is not known.
+
+    >>> is_histogram(np.array([3.0, 0.0, 1.0]), 4), is_histogram(np.array([0.5, 1.0]), 0)
+    (True, False)
+    """
+    if values.size < 2 or (values < 0).any() or (values != values.round()).any() or not values.any():
+        return False
+    return not count or float(values.sum()) == count
