@@ -1,0 +1,121 @@
+"""Steps of split learning: embeddings that a feature party sends, and gradients of them that it gets.
+
+In each step the label party names rows; each feature party answers with the embeddings of its
+columns of these rows. With the next message, or in one of its own, it gets the gradient of the loss
+with respect to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedsim.base.errors import TranscriptError
+from fedsim.recording.payloads import State
+from fedsim.recording.wire_format import Update
+
+ROWS = "rows"
+"""Name of the tensor that holds the ids of rows, in both directions."""
+BOTTOM = "bottom/"
+"""Prefix of the weights of a feature party's model, where the label party sends them."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SplitStep:
+    """What passed between the label party and one feature party about the rows of one step.
+
+    Attributes:
+        number: round in which the embeddings were sent.
+        rows: `row`, ids; positions where the messages name none.
+        embeddings: `row unit`, float32.
+        gradients: `row unit`, of the loss with respect to the embeddings; None where the next
+            message is not there.
+        bottom: weights that the party got right before, by name; empty where it got none.
+    """
+
+    number: int
+    rows: Tensor
+    embeddings: Tensor
+    gradients: Tensor | None
+    bottom: State
+
+
+def read_split_steps(updates: Iterable[Update]) -> list[SplitStep]:
+    """Read the steps of one feature party from what it was sent and answered.
+
+    Args:
+        updates: of one party, in ascending order of rounds; `before` is what it was sent.
+
+    Raises:
+        TranscriptError: an answer holds no embeddings, its rows are others than those that were
+            asked for, or a gradient has another shape than the embeddings before it.
+    """
+    steps, last = list[SplitStep](), None
+    for update in updates:
+        where = f"round {update.round}, client {update.client}"
+        gradient = _find_matrix(update.before, f"{where}: what it was sent")
+        if gradient is not None and steps and last is not None and update.round == last + 1:
+            steps[-1] = _add_gradient(steps[-1], gradient, where)
+        embeddings = _find_matrix(update.after, f"{where}: its answer")
+        if embeddings is None:
+            raise TranscriptError(
+                f"{where}: its answer holds no matrix of floats, row by unit, and so no embeddings; choose a recording "
+                "of split learning, or name the record with [app] record"
+            )
+        bottom = {key.removeprefix(BOTTOM): value for key, value in update.before.items() if key.startswith(BOTTOM)}
+        step = SplitStep(
+            number=update.round,
+            rows=_read_rows(update, len(embeddings), where),
+            embeddings=embeddings,
+            gradients=None,
+            bottom=bottom,
+        )
+        steps.append(step)
+        last = update.round
+    return steps
+
+
+def _add_gradient(step: SplitStep, gradient: Tensor, where: str) -> SplitStep:
+    if gradient.shape != step.embeddings.shape:
+        raise TranscriptError(
+            f"{where}: the gradient that it was sent is of shape {tuple(gradient.shape)}, and its embeddings in round "
+            f"{step.number} were {tuple(step.embeddings.shape)}; this is no split learning that is understood"
+        )
+    return SplitStep(**(vars(step) | {"gradients": gradient}))
+
+
+def _find_matrix(state: State, where: str) -> Tensor | None:
+    """Return the only matrix of floats of a message beside weights; a vector is a matrix of one unit."""
+    found = []
+    for name, tensor in state.items():
+        if tensor.is_floating_point() and not name.startswith(BOTTOM):
+            found.append((name, tensor))
+    if not found:
+        return None
+    if len(found) > 1 or not 1 <= found[0][1].ndim <= 2:
+        listing = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in found[:4])
+        raise TranscriptError(f"{where}: holds {listing}, and one matrix, row by unit, is expected")
+    tensor = found[0][1].float()
+    return tensor if tensor.ndim == 2 else tensor[:, None]
+
+
+def _read_rows(update: Update, count: int, where: str) -> Tensor:
+    """Return the ids of the rows that were asked for and answered."""
+    asked, answered = update.before.get(ROWS), update.after.get(ROWS)
+    if asked is not None and answered is not None and not torch.equal(asked, answered):
+        raise TranscriptError(
+            f"{where}: it answered for other rows, or in another order, than it was asked; its embeddings belong to no "
+            "known rows"
+        )
+    rows = answered if answered is not None else asked
+    if rows is None:
+        return torch.arange(count)
+    if rows.is_floating_point() or rows.shape != (count,):
+        raise TranscriptError(
+            f"{where}: names rows of shape {tuple(rows.shape)} and type {rows.dtype}, expected {count} integers, one "
+            "for each embedding"
+        )
+    return rows.long()
