@@ -163,12 +163,12 @@ def federate(experiment: Experiment, folder: OpenRun, grid: Grid, *, resume: boo
     recipe_check = RecipeCheck(folder, UpdateRecipes(folder, config, str(simulation["run"]))) if recipe else None
 
     with exclude_existing_objects() as settle, _round_attack(experiment, folder) as attack:
-        repeated = RepeatedRound.find(experiment, folder, last_round + 1) if resume else None
+        repeated_rounds = RepeatedRound.find_all(experiment, folder, last_round + 1) if resume else {}
         for number in range(last_round + 1, config.federation.rounds + 1):
             report_progress("rounds", number - 1, config.federation.rounds)
             has_memory = bool(client_state.states)
+            repeated = repeated_rounds.get(number)
             arrays, round_rows = _run_round(experiment, strategy, client_grid, number, arrays, ledger, folder, repeated)
-            repeated = None
             if recipe_check is not None:
                 recipe_check.check_round(number, has_memory=has_memory)
 

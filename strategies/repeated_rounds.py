@@ -43,36 +43,33 @@ class RepeatedRound:
         self.number, self.sums, self.failed_clients = number, sums, failed_clients
 
     @classmethod
-    def find(cls, experiment: Experiment, folder: OpenRun, number: int) -> RepeatedRound | None:
-        """Return round `number` as it was before the run was interrupted; None where nothing is summed or recorded.
+    def find_all(cls, experiment: Experiment, folder: OpenRun, first: int) -> dict[int, RepeatedRound]:
+        """Return by number the rounds from `first` on that are recorded; none where nothing is summed.
 
-        Where it was begun, or may have been, and nothing is recorded of it, a warning says so.
+        Without its checkpoint a run begins at round 1 again, and then these are several. Where round
+        `first` was begun, or may have been, and nothing is recorded of it, a warning says so.
         """
         config = experiment.config
         if config.secure_aggregation is None and experiment.federation_privacy is None:
-            return None
+            return {}
         try:
-            header = Transcript(folder.path, rounds=[number]).header(number)
+            transcript = Transcript(folder.path)
+            recorded = [number for number in transcript.rounds if number >= first]
         except TranscriptError:
-            ledger = read_ledger(folder)
-            plan = RecordingPlan(rounds=config.recording.rounds, every=config.recording.every)
-            if any(int(row["round"]) >= number for row in ledger):
-                log.warning(
-                    "round %d was begun before the run was interrupted, and no sum is recorded of it; if one was seen "
-                    "and other clients answer now, its noise is used twice, which no budget covers",
-                    number,
-                )
-            elif not ledger and not plan.keeps_round(number):
-                log.warning(
-                    "round %d is not to be recorded, so that nobody can tell whether a sum of it was seen before the "
-                    "run was interrupted; if one was and other clients answer now, the difference of both shows what "
-                    "single clients sent",
-                    number,
-                )
-            return None
-        if config.secure_aggregation is not None:
-            return cls(number, [frozenset(reply.senders) for reply in header.replies])
-        return cls(number, [frozenset(reply.client for reply in header.replies)], header.failures.keys())
+            recorded = []
+        rounds: dict[int, RepeatedRound] = {}
+        for number in recorded:
+            try:
+                header = transcript.header(number)
+            except TranscriptError:  # a write that did not reach the disk
+                _warn_of_unrecorded_round(experiment, folder, number, is_damaged=True)
+                continue
+            sums = [frozenset(reply.senders) for reply in header.replies]
+            failed_clients = header.failures.keys() if config.secure_aggregation is None else None
+            rounds[number] = cls(number, sums, failed_clients)
+        if first not in recorded:
+            _warn_of_unrecorded_round(experiment, folder, first, is_damaged=False)
+        return rounds
 
     def check_replies(self, replies: Iterable[Message]) -> Iterator[Message]:
         """Yield replies, which are sums where they say of whom.
@@ -80,19 +77,19 @@ class RepeatedRound:
         Raises:
             RunError: clients are summed now that were not summed before with one another.
         """
-        asked, answered = set[int](), set[int]()
+        asked_clients, senders = set[int](), set[int]()
         for reply in replies:
-            asked.add(reply.metadata.src_node_id)
+            asked_clients.add(reply.metadata.src_node_id)
             if not reply.has_error():
-                answered.add(reply.metadata.src_node_id)
+                senders.add(reply.metadata.src_node_id)
                 group = reply.content.config_records.get(GROUP_RECORD)
                 if group is not None:
                     self._check_group(frozenset(group[MEMBERS_KEY]))  # type: ignore[arg-type]
             yield reply
         if self.failed_clients is not None:
             # A recording of some clients names all that failed, so that the others answered before.
-            answered_before = asked.difference(self.failed_clients).union(*self.sums)
-            self._refuse(answered_before ^ answered)
+            earlier_senders = asked_clients.difference(self.failed_clients).union(*self.sums)
+            self._refuse(earlier_senders ^ senders)
 
     def _check_group(self, clients: frozenset[int]) -> None:
         for earlier in self.sums:
@@ -107,3 +104,21 @@ class RepeatedRound:
                 "or before the run was interrupted, not both times, and the difference of both sums would show what "
                 "they sent without noise; raise federation.timeout and resume again, or begin another run"
             )
+
+
+def _warn_of_unrecorded_round(experiment: Experiment, folder: OpenRun, number: int, *, is_damaged: bool) -> None:
+    ledger, recording = read_ledger(folder), experiment.config.recording
+    plan = RecordingPlan(rounds=recording.rounds, every=recording.every)
+    if any(int(row["round"]) >= number for row in ledger):
+        log.warning(
+            "round %d was begun before the run was interrupted, and no sum is recorded of it; if one was seen "
+            "and other clients answer now, its noise is used twice, which no budget covers",
+            number,
+        )
+    elif not ledger and (is_damaged or not plan.keeps_round(number)):
+        log.warning(
+            "round %d has no recording that can be read, so that nobody can tell whether a sum of it was seen before "
+            "the run was interrupted; if one was and other clients answer now, the difference of both shows what "
+            "single clients sent",
+            number,
+        )

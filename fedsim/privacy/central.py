@@ -69,12 +69,17 @@ class CentralPrivacy(FederationPrivacy):
     count_noise: float | None = None
 
     def __post_init__(self) -> None:
-        """Raise ConfigError where the noise of the count alone would tell too much."""
+        """Raise ConfigError where the noise of the count tells too much, or two rounds of a client share noise."""
         if self.count_noise is not None and self.noise_multiplier >= 2 * self.count_noise:
             raise ConfigError(
                 f"{self.name}.count_noise: the count under noise of {self.count_noise:g} alone tells as much as "
                 f"a sum with noise multiplier {2 * self.count_noise:.4g}, and both together have to tell no more than "
                 f"one with {self.noise_multiplier:.4g}; set it above {self.noise_multiplier / 2:.4g}"
+            )
+        if self.correlation != "independent" and (self.cycle is None or self.num_bands > self.cycle):
+            raise ConfigError(
+                f"{self.name}.noise: with '{self.correlation}' two rounds of a client may share noise, which is not "
+                "accounted for; have each client asked once in a cycle of rounds, as many as there are bands or more"
             )
 
     @property

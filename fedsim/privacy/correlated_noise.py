@@ -16,7 +16,7 @@ References:
     [Kairouz2021], App. D, for the tree; [Denisov2022] for C^-1 z against adaptive sums;
     [ChoquetteChoo2023] for bands and a smallest separation of a client's rounds;
     [Fichtenberger2023] for the square root of the matrix of prefix sums, and [Kalinin2024] for its
-    first bands, of which the best ones for so many rounds differ little.
+    first bands. The best bands for so many rounds, the same in each column, differ little from them.
 """
 
 from __future__ import annotations

@@ -73,11 +73,11 @@ def score_server_canaries(moves: Numbers, rounds_before: Sequence[int], privacy:
     filtered = (white_moves * white_signals).sum(0) - (white_signals**2).sum(0) / 2
     kinds = [filtered]
     # Project on what neither the same fresh noise in each round nor the same released noise enters.
-    used_again = np.stack([np.ones(len(moves)), np.linalg.solve(factor, totals.sum(1))], axis=1)
-    if len(moves) > np.linalg.matrix_rank(used_again):
-        differences = np.eye(len(moves)) - used_again @ np.linalg.pinv(used_again)
-        left_signals = differences @ white_signals
-        kinds.append((white_moves * left_signals).sum(0) - (left_signals**2).sum(0) / 2)
+    reused_noise = np.stack([np.ones(len(moves)), np.linalg.solve(factor, totals.sum(1))], axis=1)
+    if len(moves) > np.linalg.matrix_rank(reused_noise):
+        differences = np.eye(len(moves)) - reused_noise @ np.linalg.pinv(reused_noise)
+        signal_differences = differences @ white_signals
+        kinds.append((white_moves * signal_differences).sum(0) - (signal_differences**2).sum(0) / 2)
     alternates = (signals < 0).any(0)
     if alternates.any() and not alternates.all():
         kinds.append(np.where(alternates, 0.0, filtered))
@@ -86,12 +86,12 @@ def score_server_canaries(moves: Numbers, rounds_before: Sequence[int], privacy:
 
 def _make_signals(num_canaries: int, num_rounds: int, cycle: int | None) -> Numbers:
     """Return `round canary`, what each canary sends in units of the clip."""
-    kinds = min(num_canaries, 2 * (cycle or 1))  # then turns and signs begin anew
-    signals = np.zeros((num_rounds, kinds))
+    period = min(num_canaries, 2 * (cycle or 1))  # then turns and signs begin anew
+    signals = np.zeros((num_rounds, period))
     for index in range(num_rounds):
-        for canary in range(kinds):
+        for canary in range(period):
             signals[index, canary] = choose_canary_sign(canary, index + 1, cycle)
-    return signals[:, np.arange(num_canaries) % kinds]
+    return signals[:, np.arange(num_canaries) % period]
 
 
 def _sum_rounds(rounds_before: Sequence[int]) -> Numbers:

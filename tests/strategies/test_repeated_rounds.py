@@ -105,6 +105,24 @@ def test_a_client_that_was_too_late_may_not_be_added_to_the_sum(
         run_serial(config, tmp_path / "run", resume=True)
 
 
+def test_without_a_checkpoint_all_rounds_that_were_seen_are_made_again_with_the_same_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_tiny_config(**TABLES["central"], federation={"rounds": 2})
+    run = run_serial(config, tmp_path / "run")
+    run.checkpoint.unlink()
+    real = strategies.app.check_replies
+    with monkeypatch.context() as patch:
+        silence_client(patch, 3)
+        late = strategies.app.check_replies
+        checks = iter((real, late))
+        patch.setattr(strategies.app, "check_replies", lambda *args, **kwargs: next(checks)(*args, **kwargs))
+        with pytest.raises(RunError, match=re.escape(REFUSAL)):
+            run_serial(config, tmp_path / "run", resume=True)
+    run.checkpoint.unlink()  # of round 1
+    run_serial(config, tmp_path / "run", resume=True)
+
+
 def test_where_nothing_is_recorded_of_a_round_that_was_begun_a_warning_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -120,4 +138,16 @@ def test_a_round_without_ledger_and_recording_may_have_been_begun(
     config = make_tiny_config(**SECURE, federation={"rounds": 3}, recording={"rounds": [1]})
     interrupt(config, tmp_path / "run", monkeypatch)
     run_serial(config, tmp_path / "run", resume=True)
-    assert "round 2 is not to be recorded, so that nobody can tell whether a sum of it was seen" in caplog.text
+    assert "round 2 has no recording that can be read, so that nobody can tell whether a sum of it" in caplog.text
+
+
+def test_a_round_of_which_the_recording_is_cut_off_is_made_again_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a power cut leaves it, where recording.fsync is off."""
+    config = make_tiny_config(**SECURE, federation={"rounds": 3})
+    interrupt(config, tmp_path / "run", monkeypatch)
+    [path] = (tmp_path / "run").glob("transcript/round-*2.safetensors")
+    path.write_bytes(path.read_bytes()[:20])
+    run_serial(config, tmp_path / "run", resume=True)
+    assert "round 2 has no recording that can be read" in caplog.text

@@ -66,6 +66,12 @@ def test_a_tree_costs_what_dp_accounting_says_each_time_it_begins_anew(cycle: in
     assert 0.8 * bound < privacy.epsilon(3) <= bound
 
 
+@pytest.mark.parametrize("settings", [{"correlation": "tree"}, {"correlation": "banded", "num_bands": 3, "cycle": 2}])
+def test_noise_that_two_rounds_of_a_client_would_share_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"^central_privacy\.noise: with '(tree|banded)' two rounds of a client may"):
+        make_privacy(**settings)
+
+
 def test_without_independent_draws_nothing_is_amplified() -> None:
     assert make_privacy(rate=None).epsilon(5) == make_privacy(rate=1.0).epsilon(5)
     assert make_privacy(rate=0.1).epsilon(5) < 0.5 * make_privacy(rate=None).epsilon(5)

@@ -113,7 +113,10 @@ def test_one_band_is_independent_noise_to_the_bit_and_a_late_start_changes_nothi
 
 
 def test_the_sum_over_rounds_has_the_least_noise_with_bands() -> None:
-    """Mean squared error of 32 models at the same budget, at most 6 % above the best bands of jax-privacy 2.0."""
+    """Mean squared error of 32 models at the same budget, at most 6 % above the best bands of jax-privacy 2.0.
+
+    Those are the same in each column, as ours are.
+    """
     errors = {}
     for correlation, count in (("independent", 1), ("tree", 1), ("banded", 8), ("banded", 32)):
         cycle = 32 if correlation == "tree" else max(count, 8)
@@ -127,9 +130,11 @@ def test_the_sum_over_rounds_has_the_least_noise_with_bands() -> None:
     assert errors["banded", 8] < errors["tree", 1] < errors["independent", 1]
 
 
-def play(privacy: CentralPrivacy, rounds: int, draw: Any, canaries: int = 4000) -> tuple[Numbers, torch.Tensor]:
+def play(
+    privacy: CentralPrivacy, rounds: int, draw: Any, canaries: int = 4000, seed: int = 1
+) -> tuple[Numbers, torch.Tensor]:
     """Return the scores of canaries that stand alone, under noise that `draw` gives by its round."""
-    inside = numpy_generator(1, "coins").random(canaries) < 0.5
+    inside = numpy_generator(seed, "coins").random(canaries) < 0.5
     moves = []
     for number in range(1, rounds + 1):
         signs = [choose_canary_sign(canary, number, privacy.cycle) for canary in range(canaries)]
@@ -138,14 +143,14 @@ def play(privacy: CentralPrivacy, rounds: int, draw: Any, canaries: int = 4000) 
     return scores, torch.from_numpy(inside)
 
 
-def measure(privacy: CentralPrivacy, rounds: int, draw: Any) -> float:
-    scores, inside = play(privacy, rounds, draw)
+def measure(privacy: CentralPrivacy, rounds: int, draw: Any, confidence: float = 0.99, **settings: int) -> float:
+    scores, inside = play(privacy, rounds, draw, **settings)
     mechanism = privacy.mechanism(math.ceil(rounds / (privacy.cycle or 1)))
-    return best_lower_bound(torch.from_numpy(scores), inside, DELTA, 0.99, [mechanism], len(scores)).epsilon
+    return best_lower_bound(torch.from_numpy(scores), inside, DELTA, confidence, [mechanism], len(scores)).epsilon
 
 
-def make_drawer(privacy: CentralPrivacy) -> Any:
-    stream = RoundNoise(privacy, seed=2)
+def make_drawer(privacy: CentralPrivacy, seed: int = 2) -> Any:
+    stream = RoundNoise(privacy, seed)
     return lambda number, canaries: stream.draw({"a": np.zeros(canaries)}, number, 1.0)["a"]
 
 
@@ -162,6 +167,34 @@ def test_the_matched_filter_measures_much_of_what_is_proved_and_never_more(setti
     privacy = make_privacy(**settings)
     rounds = 4 * (privacy.cycle or 1)
     assert 0.3 * privacy.epsilon(4) < measure(privacy, rounds, make_drawer(privacy)) < privacy.epsilon(4)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("settings", "rounds"),
+    [
+        ({}, 1),
+        ({"cycle": 3}, 7),
+        ({"cycle": 4, "correlation": "tree"}, 8),
+        ({"cycle": 4, "correlation": "banded", "num_bands": 4}, 8),
+        ({"cycle": 6, "correlation": "banded", "num_bands": 3}, 10),
+    ],
+)
+def test_of_forty_sound_servers_hardly_any_is_said_to_be_broken(settings: dict[str, Any], rounds: int) -> None:
+    """All bounds by all kinds of scores hold together with a confidence of .95; a fifth of the noise is found."""
+    privacy = make_privacy(noise_multiplier=3.0, **settings)
+    proved = privacy.epsilon(math.ceil(rounds / (privacy.cycle or 1)))
+
+    def is_broken(share: float, seed: int) -> bool:
+        stream = make_drawer(privacy, seed)
+
+        def draw(number: int, canaries: int) -> Numbers:
+            return np.asarray(share * stream(number, canaries))
+
+        return measure(privacy, rounds, draw, 0.95, canaries=600, seed=seed) > proved
+
+    assert sum(is_broken(1.0, seed) for seed in range(40)) <= 2
+    assert is_broken(0.2, 1)
 
 
 def separation(scores: Numbers, inside: torch.Tensor) -> float:
