@@ -53,7 +53,7 @@ class Picture:
         seen.goto(page.resolve().as_uri())
         shown = [seen.locator(part).first for part in self.parts]
         first, last = shown[0].bounding_box(), shown[-1].bounding_box()
-        top, end = max(0, first["y"] - MARGIN), last["y"] + last["height"] + MARGIN
+        top, end = max(0, first["y"] - MARGIN), last["y"] + last["height"] + MARGIN / 2  # no words of what follows
         clip = {"x": 0, "y": top, "width": self.width, "height": end - top}
         picture = Image.open(io.BytesIO(seen.screenshot(clip=clip, full_page=True))).convert("RGB")
         words = "\n".join(part.inner_text() for part in shown)
