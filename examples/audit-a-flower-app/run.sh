@@ -20,4 +20,5 @@ if ! flwr ls sim --format json | grep -q '"status": "finished:completed"'; then
   echo "run.sh: the run did not complete; see the log above" >&2 # flwr run itself exits 0 then
   exit 1
 fi
-echo "recorded in recording/; next: fedsim attack recording attack.toml"
+run=$(ls -td recording/run-* | head -1)
+echo "recorded in $run; next: fedsim attack $run attack.toml"

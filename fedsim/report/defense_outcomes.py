@@ -8,13 +8,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedsim.interfaces.metric import describe_metric, sort_metrics
 from fedsim.report.adaptive import HOLDS, MARGIN, NOT_CONCLUDED, ONLY_NAIVE, NaiveAdaptivePair, at_floor, is_judged
 from fedsim.report.paired_differences import PairedDifference, subtract_control
 from fedsim.report.summary import number_of, summarise
-from fedsim.report.sweep_groups import MIN_SEEDS, Row, Unit, mean_by_victim_and_seed
+from fedsim.report.sweep_groups import MIN_SEEDS, Row, Unit, mean_by_victim_and_seed, score_interval
 from fedsim.report.verdicts import BEYOND, LEAKS, MIN_VICTIMS, ScoreReading, judge_summary
 
 WEAKENS, NOTHING = "weakens", "does nothing"
@@ -144,8 +144,11 @@ def read_scores(rows: Iterable[Row], metric: str, *, adaptive: bool) -> AttackRe
     score_rows = [_score_row(row, metric, higher) for row in of_form if row["metric"] in (metric, "")]
     (item,) = summarise(score_rows)
     verdict, remark = judge_summary(item)
-    reading = ScoreReading(summary=item, verdict=verdict, remark=remark, baseline=scored[0]["baseline"] == "1")
-    return AttackReading(reading=reading, values=mean_by_victim_and_seed(scored, "value"))
+    values = mean_by_victim_and_seed(scored, "value")
+    low, high = score_interval(metric, values)
+    shown = replace(item, low=low, high=high)  # that over victims and seeds, as everywhere on the page
+    reading = ScoreReading(summary=shown, verdict=verdict, remark=remark, baseline=scored[0]["baseline"] == "1")
+    return AttackReading(reading=reading, values=values)
 
 
 def _score_row(row: Row, metric: str, higher: bool) -> dict[str, str]:

@@ -22,6 +22,9 @@ from fedsim.report.verdicts import (
     ScoreReading,
 )
 
+_MAX_LISTED = 8
+"""Most clients or rounds that a sentence lists."""
+
 
 def headline(readings: Sequence[ScoreReading]) -> str:
     """Return the result in short: a sentence for each group of metrics and verdict, leaks first.
@@ -133,6 +136,33 @@ def _claim(titles: Sequence[str], verdict: str) -> str:
 def _enumerate_attacks(titles: Sequence[str]) -> str:
     """Join titles of attacks within a sentence, in quotes where one contains a comma."""
     return enumerate_words([f"'{title}'" for title in titles] if any("," in title for title in titles) else titles)
+
+
+def describe_attacked(rows: Sequence[Mapping[str, str]], num_rounds: int) -> str:
+    """Say in a sentence whose messages the scores are about, and of which rounds; empty where nothing is scored.
+
+    Args:
+        rows: rows of `scores.csv`.
+        num_rounds: how many rounds were recorded.
+
+    >>> describe_attacked([{"victim": "0", "round": "1"}, {"victim": "4", "round": "1"}], 8)
+    'Attacked were the messages of clients 0 and 4 in round 1 of 8.'
+    """
+    victims = sorted({int(row["victim"]) for row in rows})
+    rounds = list(dict.fromkeys(row["round"] for row in sorted(rows, key=lambda row: _split_rounds(row["round"]))))
+    if not victims:
+        return ""
+    names = [str(victim) for victim in victims]
+    whose = f"{len(names)} clients" if len(names) > _MAX_LISTED else f"clients {enumerate_words(names)}"
+    when = f"{len(rounds)} rounds" if len(rounds) > _MAX_LISTED else f"rounds {enumerate_words(rounds)}"
+    whose = f"client {names[0]}" if len(names) == 1 else whose
+    when = f"round {rounds[0]}" if len(rounds) == 1 and rounds[0].isdigit() else when
+    return f"Attacked were the messages of {whose} in {when} of {num_rounds}."
+
+
+def _split_rounds(text: str) -> list[int]:
+    """Return the ends of `1-10`, or the only round."""
+    return [int(number) for number in text.split("-")]
 
 
 def final_accuracy(rows: Sequence[Mapping[str, str]], config: Config | None = None) -> str:

@@ -17,7 +17,7 @@ from fedsim.federation.open_run import OpenRun
 from fedsim.modalities import find_modality
 from fedsim.report import tensorboard
 from fedsim.report.cards import attack_cards
-from fedsim.report.headline import describe_accuracy, final_accuracy, final_epsilon, headline
+from fedsim.report.headline import describe_accuracy, describe_attacked, final_accuracy, final_epsilon, headline
 from fedsim.report.html import render_page
 from fedsim.report.next_steps import CERTAINTY, RUN, NextStep, describe_audited_run, suggest_after_audit
 from fedsim.report.recovery import describe_recovery
@@ -59,6 +59,7 @@ def write_report(
         setting=describe_setting(run.config) if run.config else "",
         recovery=_describe_recovery(run),
         headline=headline(run.readings),
+        attacked=_write_attacked(run),
         accuracy=_write_accuracy(run),
         no_learning=run.no_learning.sentence,
         epsilon=final_epsilon(run.metrics),
@@ -72,6 +73,13 @@ def write_report(
     if tensorboard.wants_events(*run.attack_files):
         tensorboard.write_events(folder)
     return folder.report
+
+
+def _write_attacked(run: ReportedRun) -> str:
+    """Say whose messages were attacked; nothing where attacks read sums, or what others than the server saw."""
+    if run.other_attackers or any(finding.about["members"] for finding in run.findings):
+        return ""
+    return describe_attacked(run.scores, run.config.federation.rounds if run.config else len(run.recording.headers))
 
 
 def _write_accuracy(run: ReportedRun) -> str:

@@ -16,11 +16,11 @@ _RARE_MATCHES = 0.1
 _NEGLIGIBLE_SHARE = 0.1
 """Largest share of exact or recognisable examples that chance may have given without being named."""
 _RECOVERED_HOW = {
-    "exact": "exactly",
-    "recovered": "so well that they can be recognised",
-    "identified": "well enough to tell them from those of others",
+    "exact": "got back {} exactly",
+    "recovered": "got back {} so well that they can be recognised",
+    "identified": "told {} apart from those of others",
 }
-"""How well examples are got back, by the metric that says so, the best first."""
+"""What was done with examples, by the metric that says so, the best first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class _Recovery:
     """Examples that an attack got back by one metric.
 
     Attributes:
-        how: how well, in words.
+        how: what was done with them, in words, with a place for how many.
         matches: number of examples that were got back.
         total: number of examples that could have been.
         chance: how many would be matched by chance.
@@ -82,18 +82,19 @@ def describe_recovery(readings: Sequence[ScoreReading], plural: str, *, are_text
     if item.unit == "victim" and item.num_missing:
         victims += f" (of {item.count + item.num_missing})"
     sentence = (
-        f"From the messages of {victims}, {name_attacker(item.settings)} got back {most.quantity} {plural} "
-        f"{most.how}{most.chance_text} (by {item.attack})"
+        f"From the messages of {victims}, {name_attacker(item.settings)} "
+        f"{most.how.format(f'{most.quantity} {plural}')}{most.chance_text} (by {item.attack})"
     )
     for better in recoveries[: recoveries.index(most)]:
-        sentence += f"; and {better.quantity} {better.how}{better.chance_text} (by {better.summary.attack})"
+        how = better.how.format(better.quantity)
+        sentence += f"; and {how}{better.chance_text} (by {better.summary.attack})"
     return f"{sentence}."
 
 
 def _find_recoveries(readings: Sequence[ScoreReading], *, are_texts: bool) -> list[_Recovery]:
     """Return for each metric, the best first, what the attack got back that got back most."""
     recoveries = []
-    for metric, how in (_RECOVERED_HOW | ({"recovered": "word for word"} if are_texts else {})).items():
+    for metric, how in (_RECOVERED_HOW | ({"recovered": "got back {} word for word"} if are_texts else {})).items():
         of_metric = []
         for reading in readings:
             item = reading.summary

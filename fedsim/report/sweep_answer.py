@@ -20,7 +20,7 @@ from fedsim.report.html import group_digits
 from fedsim.report.learning import explain_low_accuracy
 from fedsim.report.paired_differences import signed_text
 from fedsim.report.setting_names import SettingNames
-from fedsim.report.summary import EXACT, enumerate_words
+from fedsim.report.summary import EXACT, enumerate_words, explain_interval, is_share
 from fedsim.report.sweep_accuracy import describe_accuracy_change, describe_mean_accuracy
 from fedsim.report.sweep_groups import (
     Labels,
@@ -209,7 +209,7 @@ def _leakage_texts(
     of_form = [row for row in of_attack if (row["knows_defenses"] == "1") == group.knows_defenses]
     gains = _gains(of_form, sign=1 if better == "higher" else -1)
     if group.gain <= 0:
-        leakage = "at the guess"
+        leakage = f"at the guess{_describe_other_leak(details, metric)}"
     elif group.is_exact:
         leakage = EXACT
     else:
@@ -222,6 +222,17 @@ def _leakage_texts(
         if {control.attack for control in undefended} != {group.attack}:
             difference += f", to {group.attack} without a defense"
     return f"{leakage} ({group.name})" if leakage else "", difference
+
+
+def _describe_other_leak(details: Sequence[DefenseOutcome], metric: str) -> str:
+    """Say by which other metric an attack leaks all the same, as a clause; empty where none does."""
+    for item in details:
+        sides = [side for side in (item.naive, item.adaptive) if side is not None and side.reading.verdict == LEAKS]
+        if item.metric != metric and sides:
+            score = max((side.reading.summary for side in sides), key=lambda summary: summary.gain)
+            value = explain_interval(score.mean, is_share=is_share(item.metric))
+            return f"; by {describe_metric(item.metric).title} {value}, guess {score.explained_floor}"
+    return ""
 
 
 def _gains(rows: Sequence[Row], sign: int) -> dict[Unit, float]:

@@ -167,7 +167,7 @@ def _group(
     first_row = rows[0]
     values, floors = mean_by_victim_and_seed(rows, "value"), mean_by_victim_and_seed(rows, "floor")
     mean = sum(values.values()) / len(values)
-    low, high = _interval(first_row["metric"], values)
+    low, high = score_interval(first_row["metric"], values)
     floor = sum(floors.values()) / len(floors) if floors else math.nan
     return ScoreGroup(
         attack=first_row["attack"],
@@ -199,7 +199,7 @@ def mean_by_victim_and_seed(rows: Iterable[Row], column: str) -> dict[Unit, floa
     return {key: sum(several) / len(several) for key, several in values.items()}
 
 
-def _interval(metric: str, values: Mapping[Unit, float]) -> tuple[float, float]:
+def score_interval(metric: str, values: Mapping[Unit, float]) -> tuple[float, float]:
     """Compute the 95 % interval of the mean over victims and seeds, within the metric's range.
 
     Where only victims or only seeds vary it is that of a run's report, `summary.interval`. Where both do it is that of
@@ -208,7 +208,7 @@ def _interval(metric: str, values: Mapping[Unit, float]) -> tuple[float, float]:
     Where victims of a run are compared with one another, see `are_independent`, it is that over seeds.
     """
     ends = _interval_over_units(metric, values, interval, describe_metric(metric).value_range)
-    return _choose_narrower(ends, _reach_over_both_seeds(metric, values, _interval))
+    return _choose_narrower(ends, _reach_over_both_seeds(metric, values, score_interval))
 
 
 def paired_interval(

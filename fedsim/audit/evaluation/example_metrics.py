@@ -130,7 +130,7 @@ class TokenRecall(ExampleMetric):
 
 
 class RecoveredShare(ExampleMetric):
-    """Share of the images that reach `RECOVERED` dB, or of the texts that are found whole."""
+    """Share of the images whose claims reach 20 dB, or of the texts that are found whole."""
 
     title = "recovered"
     higher_is_better = True
@@ -155,7 +155,7 @@ class RecoveredShare(ExampleMetric):
 
 
 class ExactShare(ExampleMetric):
-    """Share of the examples that are exact: images by `EXACT` dB, others by each of their values."""
+    """Share of the examples that are exact: images from 40 dB on, others where no value differs by 1/10000."""
 
     title = "exact"
     higher_is_better = True

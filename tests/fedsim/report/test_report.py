@@ -214,6 +214,7 @@ def test_a_normal_run_is_told_from_floor_to_citation(folder, held):
     assert png.is_file()
     for words in (
         "mlp; 2 clients; 3 rounds; N at most",
+        "Attacked were the messages of client 0 in round 1 of 3.",
         "From the messages of 1 victim, the server got back all 3 images exactly (by sme). "
         "By exact, sme leaks. By PSNR, sme is beyond the floor. Where messages say nothing, each single claim of a "
         "leak, by one attack and one metric, would be made in at most 5 % of cases; that any of several claims is made "

@@ -90,6 +90,14 @@ def test_exact_claims_are_called_exact_and_a_difference_names_its_attack() -> No
     assert row_of(found, "noise").difference.endswith(" dB, to sme without a defense")
 
 
+def test_a_setting_at_the_guess_by_one_metric_says_by_which_other_it_leaks() -> None:
+    """Else noise that leaves nine of ten examples identifiable reads as a defense that stops the attack."""
+    identified = [make_rows([0.9] * 6, *name, metric="identified", floor=0.1) for name in ((), ("noise",))]
+    told = [row | {"floor_guess": "chance among others"} for rows in identified for row in rows]
+    found = answer(make_rows(LEAKING), make_rows([5.0] * 6, "noise"), told)
+    assert row_of(found, "noise").leakage == "at the guess; by identification 90 %, guess 10 % (sme)"
+
+
 def test_a_mean_that_exact_claims_dominate_is_not_called_exact() -> None:
     mixed = make_rows([140.0] * 5 + [5.0]) + make_rows([1.0] * 5 + [0.0], metric="exact", floor=0.0)
     [row] = answer(mixed).rows

@@ -116,8 +116,8 @@ def test_a_lay_reader_is_told_how_many_examples_came_back_and_how_well() -> None
         "From the messages of 5 victims, the server got back all 50 images exactly (by a)."
     )
     assert describe_matches("identified", (0.4, 0.02, 10), (0.8, 0.02, 5)) == (
-        "From the messages of 2 victims, the server got back 8 of 15 images well enough to tell them from those of "
-        "others, where chance gives fewer than one (by a)."
+        "From the messages of 2 victims, the server told 8 of 15 images apart from those of others, where chance gives "
+        "fewer than one (by a)."
     )
     assert describe_matches("exact", *[(0.4, 0.1, 10)] * 5) == (
         "From the messages of 5 victims, the server got back 20 of 50 images exactly, where chance gives about 5 (by "
@@ -138,8 +138,8 @@ def describe_by_metrics(**scores: tuple[float, float]) -> str:
 
 def test_the_metric_that_gives_most_away_is_told_first_and_better_ones_after_it() -> None:
     assert describe_by_metrics(recovered=(0.5, 0.001), identified=(5 / 6, 0.02)) == (
-        "From the messages of 6 victims, the server got back 30 of 36 images well enough to tell them from those of "
-        "others, where chance gives fewer than one (by a); and 18 of 36 so well that they can be recognised (by a)."
+        "From the messages of 6 victims, the server told 30 of 36 images apart from those of others, where chance "
+        "gives fewer than one (by a); and got back 18 of 36 so well that they can be recognised (by a)."
     )
     assert describe_by_metrics(exact=(0.5, 0.001), recovered=(0.5, 0.001), identified=(0.5, 0.02)) == (
         "From the messages of 6 victims, the server got back 18 of 36 images exactly (by a)."
@@ -151,9 +151,7 @@ def test_chance_is_not_counted_as_what_a_metric_gives_away() -> None:
     assert sentence.startswith("From the messages of 6 victims, the server got back 28 of 36 images so well")
     assert "others" not in sentence
     sentence = describe_by_metrics(identified=(5 / 6, 0.18))
-    assert (
-        "got back 30 of 36 images well enough to tell them from those of others, where chance gives 6 or 7" in sentence
-    )
+    assert "told 30 of 36 images apart from those of others, where chance gives 6 or 7" in sentence
 
 
 def test_of_several_rounds_of_a_client_the_best_is_told() -> None:
