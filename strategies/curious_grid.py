@@ -64,6 +64,11 @@ class CuriousGrid(Grid):
             raise AttributeError(name)
         return getattr(self.grid, name)
 
+    @property
+    def losses(self) -> list[str]:
+        """Return what could not be recorded, in the words of the log."""
+        return self._open_exchanges.losses
+
     def close(self) -> None:
         """Record the messages that still wait for replies."""
         self._finalizer()
@@ -125,7 +130,7 @@ class _OpenExchanges:
     """
 
     def __init__(self, observer: Observer, *, decodes: bool) -> None:
-        self._observer = observer
+        self._observer, self.losses = observer, observer.losses
         self._decodes = decodes
         self._exchanges: list[Exchange] = []
         self._joinable: Exchange | None = None  # the one that further single messages may join

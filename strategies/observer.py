@@ -35,6 +35,9 @@ class Observer:
         recorder: the recorder of the updates.
         count: the metric in which clients report N, if it is not Flower's.
         partitions: by node, the client that it plays, where that is known; others are called by what they report.
+
+    Attributes:
+        losses: what could not be read or written, in the words of the log.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Observer:
         self._logged_differing = ""
         self._logged_remarks = set[str]()
         self._masked_sum = MaskedSum()
+        self.losses: list[str] = []
 
     def open_exchange(self, messages: Sequence[Message]) -> Exchange | None:
         """Copy messages before they are sent; None if there are none, or they cannot be read."""
@@ -60,7 +64,7 @@ class Observer:
         try:
             exchange = Exchange(messages, self._count_key)
         except Exception as error:  # messages of any app may hold anything
-            flower_log.error("fedsim: messages are not recorded: %s", one_line(error_reason(error)))
+            self._log_loss(f"messages are not recorded: {one_line(error_reason(error))}")
             return None
         if exchange.unreadable_reason:
             flower_log.warning("fedsim: %s", exchange.unreadable_reason)
@@ -74,7 +78,7 @@ class Observer:
         try:
             exchange.add_reply(index, reply)
         except Exception as error:  # replies of any app may hold anything
-            flower_log.error("fedsim: a reply is not recorded: %s", one_line(error_reason(error)))
+            self._log_loss(f"a reply is not recorded: {one_line(error_reason(error))}")
         return index
 
     def number_exchange(self, exchange: Exchange) -> None:
@@ -89,12 +93,12 @@ class Observer:
         try:
             self._write_exchange(exchange)
         except Exception as error:  # a full disk, or messages that hold anything
-            flower_log.error(
-                "fedsim: messages %d, %s, are not recorded: %s",
-                exchange.number,
-                one_line(exchange.kind),
-                one_line(error_reason(error)),
-            )
+            kind, reason = one_line(exchange.kind), one_line(error_reason(error))
+            self._log_loss(f"messages {exchange.number}, {kind}, are not recorded: {reason}")
+
+    def _log_loss(self, text: str) -> None:
+        self.losses.append(text)
+        flower_log.error("fedsim: %s", text)
 
     def record_updates(self, number: int, exchange: Exchange, replies: Iterable[tuple[Message, int | None]]) -> None:
         """Record the updates in `replies` as round `number`.

@@ -18,6 +18,7 @@ from fedsim.api.adversaries import Adversary, override_options
 from fedsim.api.logs import log_to_file
 from fedsim.api.runs import Run, check_changes, follow_with, raise_failures
 from fedsim.audit.audit import ReportJobProgress
+from fedsim.base.content_hashes import hash_json
 from fedsim.base.errors import AttackCrash, ConfigError, RunError
 from fedsim.base.files import write_text
 from fedsim.base.progress import ProgressListener, listen_to_progress
@@ -30,8 +31,12 @@ from fedsim.federation.config import validate_tables
 from fedsim.federation.flower_app import FlowerApp, read_app
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.reading import check_possible, read_toml, set_value
+from fedsim.federation.settings import versions
 from fedsim.federation.trust import check_trust, is_in_run_folder
-from fedsim.plugins.allowed_code import allow_code
+from fedsim.plugins import registry
+from fedsim.plugins.allowed_code import allow_code, find_references
+from fedsim.plugins.code_hashes import hash_own_checkout, hash_plugin_code, hash_referenced_code
+from fedsim.plugins.inline import is_object
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +59,11 @@ class AppRequest:
     beside: Path
     command: str = "fedsim attack RUN FILE"
 
+    @property
+    def adversary(self) -> Adversary:
+        """Return who attacks the run, with the settings that were changed."""
+        return Adversary(spec=self.file.attack_file, beside=self.beside, command=self.command)
+
     def describe(self, *, is_complete: bool) -> dict[str, Any]:
         """Return what `app.toml` in the run folder says: of which app the run is, and how it was run.
 
@@ -67,11 +77,21 @@ class AppRequest:
                 **self.app.components,
                 "code": self.app.hash_code(),
                 "flwr": version("flwr"),
+                "made_by": self._hash_makers(),
                 "complete": is_complete,
             },
             **{key: table for key, table in tables.items() if table != []},
             "run_config": self.run_config,
         }
+
+    def _hash_makers(self) -> str:
+        """Return the SHA-256 of the code around the app, and of its versions: a run of others is another run."""
+        names = [table.name for table in self.file.defense]
+        foreign = [name for name in names if not is_object(name) and not registry.is_builtin("defenses", name)]
+        plugins = [hash_plugin_code(registry.load("defenses", name)) for name in foreign]
+        settings = [table.model_dump(mode="json") for table in self.file.defense]
+        named = sorted({reference for _, reference in find_references(settings)} - set(names))
+        return hash_json([plugins, hash_referenced_code(named), versions(), hash_own_checkout()])
 
 
 @serialize_calls
@@ -110,7 +130,7 @@ def run_app(
     with listen_to_progress(progress):
         done = run_request(request, run_folder, overwrite=overwrite, trust=trust, follow=follow_with(progress))
     raise_failures(done)
-    return Run(run_folder.path, file=path, trust=trust)
+    return Run(run_folder.path, adversary=request.adversary, trust=trust)
 
 
 def default_app_folder(app: FlowerApp) -> Path:
@@ -216,10 +236,8 @@ def attack_request(
     request: AppRequest, folder: OpenRun, *, trust: bool = False, follow: ReportJobProgress | None = None
 ) -> pipeline.AuditResult:
     """Attack what was recorded of an app, if the file names attacks, and report."""
-    spec = request.file.attack_file
-    if not spec.attack or spec.adversary.when == "never":
+    if not request.file.attack or request.file.adversary.when == "never":
         return pipeline.report(folder, trust=trust)
     if str(request.app.folder) not in sys.path:
         sys.path.append(str(request.app.folder))  # the file may name the app's own model
-    adversary = Adversary(spec=spec, beside=request.beside, command=request.command)
-    return pipeline.attack(folder, adversary, trust=trust, follow=follow)
+    return pipeline.attack(folder, request.adversary, trust=trust, follow=follow)

@@ -58,11 +58,6 @@ class AppCell:
     key: str
     control: str
 
-    @property
-    def title(self) -> str:
-        """Return the title of its attack."""
-        return self.request.file.attack[-1].title
-
 
 def build_app_cells(file: SweepFile, app: FlowerApp, *, trust: bool = False) -> list[AppCell]:
     """Build the cells of a sweep file, and the controls without a defense that it lacks.
@@ -94,13 +89,14 @@ def _build_cell(grid: SweepGrid, point: GridPoint, app: FlowerApp, trust: bool) 
     file = grid.file
     path = None if file.is_own else Path(file.where)
     request = parse_request(app, grid.tables(point), file.where, file.folder, trust=trust, path=path)
+    undefended = replace(request, file=request.file.model_copy(update={DEFENSE: []}))
     inputs = {
         "run": request.describe(is_complete=True),
         "attack": request.file.model_dump(mode="json", exclude_none=True, exclude=set(RUN_TABLES)),
     }
     of_run = {**inputs, "attack": {**inputs["attack"], ATTACK: []}}
-    undefended = {**inputs, "run": {key: table for key, table in inputs["run"].items() if key != DEFENSE}}
-    run, key, control = (hash_json(of)[:_KEY_LENGTH] for of in (of_run, inputs, undefended))
+    of_control = {**inputs, "run": undefended.describe(is_complete=True)}
+    run, key, control = (hash_json(of)[:_KEY_LENGTH] for of in (of_run, inputs, of_control))
     return AppCell(point=point, request=request, run=run, key=key, control=control)
 
 
@@ -144,24 +140,39 @@ class _CellResult:
 def _run_group(group: Sequence[AppCell], folder: OpenRun, trust: bool) -> dict[str, _CellResult]:
     """Run the app of cells that differ in their attack alone, and attack it by all of them."""
     request, start = group[0].request, time.monotonic()
-    attacks = [cell.request.file.attack[-1] for cell in group]
-    request = replace(request, file=request.file.model_copy(update={"attack": attacks}))
+    titles = _name_attacks(group)
+    attacks = [
+        attack if attack.title == title else attack.model_copy(update={"label": title})
+        for title, attack in ((titles[cell.key], cell.request.file.attack[-1]) for cell in group)
+    ]
+    request = replace(request, file=request.file.model_copy(update={ATTACK: attacks}))
     try:
         if not _is_recorded(request, folder):
             record_request(request, folder, overwrite=folder.path.is_dir())
         done = attack_request(request, folder, trust=trust)
-        rows = {cell.key: sweep_rows(folder, cell.title, done.planned_jobs) for cell in group}
+        rows = {cell.key: sweep_rows(folder, titles[cell.key], done.planned_jobs, done.variants) for cell in group}
     except FedsimError as error:
         return {cell.key: _CellResult((), time.monotonic() - start, str(error)) for cell in group}
     seconds = (time.monotonic() - start) / len(group)
-    return {cell.key: _CellResult(rows[cell.key], seconds, _find_failures(cell, group, done)) for cell in group}
+    return {key: _CellResult(rows[key], seconds, _find_failures(title, titles, done)) for key, title in titles.items()}
 
 
-def _find_failures(cell: AppCell, group: Sequence[AppCell], done: AuditResult) -> str:
+def _name_attacks(group: Sequence[AppCell]) -> dict[str, str]:
+    """Return by the key of each cell a title of its attack, which no other attack of the group has."""
+    choices = (
+        [cell.request.file.attack[-1].title for cell in group],
+        [cell.point.labels[ATTACK] for cell in group],
+        [cell.key for cell in group],
+    )
+    titles = next(titles for titles in choices if len(set(titles)) == len(group))
+    return {cell.key: title for cell, title in zip(group, titles, strict=True)}
+
+
+def _find_failures(title: str, titles: Mapping[str, str], done: AuditResult) -> str:
     """Return what failed of a cell: sentences that name its attack, or none of those beside it."""
-    others = [other.title for other in group if other.title != cell.title]
-    mine = [text for text in done.failures if not any(text.startswith(f"{title}") for title in others)]
-    return "; ".join(mine)
+    longest_first = sorted(titles.values(), key=len, reverse=True)  # one title may begin another
+    named = [(text, next(filter(text.startswith, longest_first), title)) for text in done.failures]
+    return "; ".join(text for text, attack in named if attack == title)
 
 
 def _is_recorded(request: AppRequest, folder: OpenRun) -> bool:

@@ -60,6 +60,7 @@ class AuditResult:
         next_steps: what to do next.
         failures: one sentence for each attack, score or picture that failed.
         planned_jobs: all that the adversary was to do, what failed included.
+        variants: by the title of each attack its variant, which tells its findings from those of earlier settings.
         ceilings: each score beside the most that the clients' defenses let anybody reach; empty
             where they prove nothing.
     """
@@ -71,6 +72,7 @@ class AuditResult:
     next_steps: Sequence[NextStep] = ()
     failures: list[str] = field(default_factory=list)
     planned_jobs: Sequence[AttackJob] = ()
+    variants: Mapping[str, str] = field(default_factory=dict)
     ceilings: Sequence[ProvedCeiling] = ()
 
 
@@ -231,6 +233,7 @@ def _attack_and_score(audit: Audit, follow: ReportJobProgress | None) -> AuditRe
         next_steps=_suggest_next_steps(audit, readings, learning),
         failures=failures,
         planned_jobs=planned,
+        variants=audit.cache.variants,
         ceilings=ceilings,
     )
 

@@ -120,10 +120,12 @@ def open(path: str | Path, *, file: str | Path | None = None, trust: bool = Fals
 class Run:
     """A run folder. Each property reads its files anew."""
 
-    def __init__(self, path: Path, *, file: Path | None = None, trust: bool = False) -> None:
+    def __init__(
+        self, path: Path, *, file: Path | None = None, adversary: Adversary | None = None, trust: bool = False
+    ) -> None:
         self._folder = RunFolder(path)
         self._trust = trust
-        self._file = read_adversary(OpenRun(path), file, trust=trust) if file is not None else Adversary()
+        self._file = read_adversary(OpenRun(path), file, trust=trust) if file is not None else adversary or Adversary()
 
     def __repr__(self) -> str:
         return f"Run({', '.join([repr(str(self.path)), *self._describe_contents()])})"

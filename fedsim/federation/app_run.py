@@ -9,7 +9,6 @@ neither the order of clients nor the recording changes anything.
 from __future__ import annotations
 
 import logging
-import math
 import random
 import sys
 import threading
@@ -27,11 +26,11 @@ import numpy as np
 import torch
 from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
-from numpy.typing import NDArray
 
 from fedsim.base.errors import ConfigError, FedsimError, PluginError, RunError, error_reason, one_line
 from fedsim.base.randomness import derive_seed, seed_globals, use_one_thread
 from fedsim.federation.app_file import AppFile, RunConfig
+from fedsim.federation.app_replies import packed_values, refuse_deltas
 from fedsim.federation.engines.serial import InProcessGrid
 from fedsim.federation.flower_app import FlowerApp
 from fedsim.federation.legacy_order import order_legacy_clients
@@ -43,6 +42,8 @@ from fedsim.plugins.frozen import check_frozen
 from fedsim.recording.recorder import Recorder
 
 log = logging.getLogger(__name__)
+_MAX_LOOKS = 10
+"""Most times that a server asks which clients there are before it sends one a message."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,28 +146,48 @@ class ClientGrid(InProcessGrid):
         self._seed = file.federation.seed
         self._generators: list[torch.Generator] = []
         self._defenses = build_app_defenses(file)
+        self._reads_weights = bool(self._defenses) or file.secure_aggregation is not None
+        self._num_looks = 0
         self._answered, self._defended, self._failed = Counter[str](), 0, list[str]()
-        self._num_messages = Counter[int]()
+        self._num_messages, self._beside = Counter[int](), set[str]()
         self._lock = threading.Lock()
         super().__init__(self._with_defenses(client_app), file.federation.clients, run_config)
 
     def _with_defenses(self, client_app: ClientAppCallable) -> ClientAppCallable:
         """Return a client app with the defenses around it, the first of which acts first."""
-        call, make_mod = _refuse_deltas(client_app) if self._defenses else client_app, _load_part("mod")
+        call, make_mod = refuse_deltas(client_app) if self._reads_weights else client_app, _load_part("mod")
         for defense in self._defenses:
             self._generators.append(torch.Generator())
             call = _wrap(call, make_mod(defense, self._generators[-1]))
         return call
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the ids of all nodes.
+
+        Raises:
+            RunError: the server asks again and again: it waits for more clients than there are.
+        """
+        nodes = list(super().get_node_ids())
+        if threading.current_thread() is threading.main_thread():  # Flower's legacy server also asks in another
+            self._num_looks += 1
+            if self._num_looks > _MAX_LOOKS:
+                raise RunError(
+                    f"federation.clients: the server of this app waits for more than {len(nodes)} clients; set it to "
+                    "as many as its strategy asks for, as in min_available_nodes"
+                )
+        return nodes
 
     def answer_message(self, message: Message) -> Message:
         """Return the reply of a client to a copy of the message, as over a network."""
         node, kind = message.metadata.dst_node_id, message.metadata.message_type
         with self._lock:  # Flower's legacy server sends from several threads
             self._num_messages[node] += 1
+            self._num_looks = 0
             key = (node, self._num_messages[node])
             for number, rng in enumerate(self._generators):
                 rng.manual_seed(derive_seed(self._seed, "app defense", number, *key))
             with seed_globals(self._seed, "app client", *key):
+                _seed_keras(derive_seed(self._seed, "app client", *key))
                 reply = deepcopy(super().answer_message(deepcopy(message)))
         message.metadata.__dict__["_message_id"] = message.metadata.message_id
         self._count_reply(reply, kind, node)
@@ -180,6 +201,7 @@ class ClientGrid(InProcessGrid):
             )
         elif kind.split(".")[0] == MessageType.TRAIN:
             self._defended += 1
+            self._beside |= set(packed_values(reply.content)) if self._defenses else set()
         elif self._defenses and reply.content.array_records:
             raise RunError(
                 f"defense: clients answer '{kind}' with arrays, and {name_of_defense(self._defenses[0])} acts on "
@@ -204,41 +226,14 @@ class ClientGrid(InProcessGrid):
                 "defense: no client answered a training message, so no update was defended"
                 + (f"; the first that failed was {self._failed[0]}" if self._failed else "; leave [[defense]] out")
             )
+        if self._beside:
+            log.warning(
+                "defense: clients also send %s as lists or bytes, on which no defense acts; if that is of the update, "
+                "the server has it undefended",
+                ", ".join(sorted(self._beside)),
+            )
         if self._failed:
             log.warning("%d of %d messages failed; the first was %s", len(self._failed), total, self._failed[0])
-
-
-def _refuse_deltas(call: ClientAppCallable) -> ClientAppCallable:
-    """Let a client fail that seems to send w_T - w_t, of which a defense would subtract w_t once more."""
-
-    def call_and_check(message: Message, context: Context) -> Message:
-        reply = call(message, context)
-        if reply.has_error() or message.metadata.message_type.split(".")[0] != MessageType.TRAIN:
-            return reply
-        sent, answered = (_float_arrays(content) for content in (message.content, reply.content))
-        if not answered or sent.keys() != answered.keys():
-            return reply
-        broadcast, replied = _norm(sent.values()), _norm(answered.values())
-        moved = _norm(answered[name] - sent[name] for name in sent if answered[name].shape == sent[name].shape)
-        if broadcast > 0 and moved > 0.8 * broadcast and replied < 0.5 * broadcast:
-            raise RunError(
-                f"defense: the arrays of a client have norm {replied:.3g}, those that it was sent {broadcast:.3g}, and "
-                f"their difference {moved:.3g}; they look like w_T - w_t or a gradient, and defenses read them as w_T; "
-                "leave [[defense]] out"
-            )
-        return reply
-
-    return call_and_check
-
-
-def _float_arrays(content: RecordDict) -> dict[str, NDArray[Any]]:
-    """Return the real numbers in the records of arrays of a message, by the name of each array."""
-    arrays = {name: array.numpy() for record in content.array_records.values() for name, array in record.items()}
-    return {name: array for name, array in arrays.items() if array.dtype.kind == "f"}
-
-
-def _norm(arrays: Iterable[NDArray[Any]]) -> float:
-    return math.sqrt(sum(float(np.square(array.astype(np.float64)).sum()) for array in arrays))
 
 
 def _wrap(call: ClientAppCallable, mod: Mod) -> ClientAppCallable:
@@ -254,6 +249,11 @@ def _seed_process(seed: int) -> None:
     random.seed(number)
     np.random.seed(number % 2**32)  # noqa: NPY002
     torch.manual_seed(number)
+    _seed_keras(number)
+
+
+def _seed_keras(number: int) -> None:
+    """Seed the generators of Keras, which no other seed reaches, if the app has imported it."""
     keras: Any = sys.modules.get("keras")
     if keras is not None:
         keras.utils.set_random_seed(number % 2**32)

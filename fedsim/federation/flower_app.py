@@ -18,6 +18,8 @@ from fedsim.plugins.allowed_code import allow_code
 
 _PROJECT_FILE = "pyproject.toml"
 _COMPONENTS = ("serverapp", "clientapp")
+_CODE_SUFFIXES = frozenset({".py", ".yaml", ".yml"})
+"""Of files that say what an app does; in YAML apps keep settings, and not results."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +62,12 @@ class FlowerApp:
         return merged
 
     def hash_code(self) -> str:
-        """Return the SHA-256 of the app's pyproject.toml and of all Python files in its folder."""
-        files = [path for path in sorted(self.folder.rglob("*.py")) if not _is_hidden(path.relative_to(self.folder))]
+        """Return the SHA-256 of the app's pyproject.toml and of all Python and YAML files in its folder.
+
+        Data that the app reads, and packages that it imports from elsewhere, are left out.
+        """
+        paths = (path for path in sorted(self.folder.rglob("*.*")) if path.suffix in _CODE_SUFFIXES and path.is_file())
+        files = [path for path in paths if not _is_hidden(path.relative_to(self.folder))]
         return hash_files([self.folder / _PROJECT_FILE, *files], self.folder)
 
     def load(self, component: str) -> Any:

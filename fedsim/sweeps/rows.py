@@ -22,13 +22,16 @@ _COPIED_COLUMNS = ("victim", "round", "repeat", "metric", "floor_guess", "exampl
 _NUMBER_COLUMNS = ("value", "floor", "ceiling")
 
 
-def sweep_rows(folder: OpenRun, title: str, planned: Iterable[AttackJob]) -> list[dict[str, str]]:
+def sweep_rows(
+    folder: OpenRun, title: str, planned: Iterable[AttackJob], variants: Mapping[str, str] | None = None
+) -> list[dict[str, str]]:
     """Return an attack's rows of `sweep.csv`, without the columns of the grid point and `run`.
 
     Args:
         folder: the run.
         title: title of the attack there.
         planned: planned attacks; those without a score have a row without a metric.
+        variants: by title the variant whose scores these are, where the run may have findings of earlier settings.
 
     Raises:
         FedsimError: a file of the run is damaged.
@@ -37,6 +40,8 @@ def sweep_rows(folder: OpenRun, title: str, planned: Iterable[AttackJob]) -> lis
     proved, measured, accuracies = _proved_epsilons(folder), _measured_epsilons(folder), _client_accuracies(folder)
     seconds = _attack_seconds(folder)
     scored = list(read_rows(folder.scores, SCORE_COLUMNS, _NUMBER_COLUMNS))
+    if variants is not None:
+        scored = [row for row in scored if row["variant"] == variants.get(row["attack"])]
     rows = []
     for row in [*scored, *_rows_without_score(scored, planned)]:
         if row["attack"] not in (title, f"{title} {ADAPTIVE}"):

@@ -18,6 +18,7 @@ from fedsim.base.randomness import use_one_thread
 from fedsim.federation import app_run
 from fedsim.federation.app_file import AppFile
 from fedsim.federation.flower_app import read_app
+from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from tests.support.commands import Call
 from tests.support.flower_apps import ATTACK, CLIENT, PROJECT, SERVER, write_app
@@ -108,6 +109,19 @@ def test_the_recording_changes_no_byte_and_the_seed_all(tmp_path: Path) -> None:
         assert torch.equal(transcript.update(1, client_id).after["1.weight"], tensor)
 
 
+@pytest.mark.usefixtures("server_task")
+def test_a_run_of_which_a_part_is_not_recorded_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any, **settings: Any) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Recorder, "write", fail)
+    app = read_app(write_app(tmp_path / "app"))
+    file = AppFile.model_validate({"federation": {"clients": 2}})
+    job = app_run.AppJob(app=app, run_config=app.merge_config({}), file=file, recording=tmp_path / "transcript")
+    with pytest.raises(RunError, match=r"not all that the app sent is recorded, .*; the first: .* no space left"):
+        app_run.run_app_here(job)
+
+
 LEGACY_CLIENT = """
 import torch
 from flwr.client import ClientApp, NumPyClient
@@ -148,6 +162,15 @@ def test_a_server_of_the_legacy_api_aggregates_in_the_same_order(tmp_path: Path)
         assert [len(transcript.clients(number)) for number in transcript.rounds] == [6, 6]
         broadcasts.add(tuple(transcript.header(2).broadcasts))
     assert len(broadcasts) == 1
+
+
+def test_settings_that_differ_from_the_file_are_those_of_the_run(tmp_path: Path) -> None:
+    app = write_app(tmp_path / "app", attack=ATTACK.replace('[[attack]]\nname = "spear-ica"\n', ""))
+    changes = {"federation.clients": 2, "adversary.knowledge.num_classes": 9}
+    done = fedsim.run_app(app, app / "attack.toml", tmp_path / "run", set=changes)
+    assert done.transcript.clients(1) == [0, 1]
+    assert done._file.spec is not None
+    assert done._file.spec.adversary.knowledge.num_classes == 9
 
 
 def test_what_a_client_draws_does_not_depend_on_the_others(tmp_path: Path) -> None:
@@ -218,6 +241,11 @@ def ask(grid, arrays, config):
     fedsim.run_app(query, None, tmp_path / "b", set={"federation.clients": 3})  # undefended, it is recorded
     packed = CLIENT.replace('"arrays": ArrayRecord(model.state_dict()), ', '"packed": ConfigRecord({"w": [1.0]}), ')
     packed = packed.replace("import ArrayRecord,", "import ConfigRecord,")
+    beside = CLIENT.replace("import ArrayRecord,", "import ArrayRecord, ConfigRecord,").replace(
+        '"metrics": metrics}', '"metrics": metrics, "packed": ConfigRecord({"w": b"1", "name": "x"})}'
+    )
+    fedsim.run_app(write_app(tmp_path / "beside", small_client=beside), None, tmp_path / "d", set=defended)
+    assert "clients also send 'packed.w' as lists or bytes, on which no" in (tmp_path / "d" / "log.txt").read_text()
     in_config = write_app(tmp_path / "packed", small_client=packed)
     with pytest.raises(RunError, match="has no record of arrays, so that no update in it would be defended"):
         fedsim.run_app(in_config, None, tmp_path / "c", set=defended)
@@ -234,6 +262,8 @@ def test_deltas_are_not_defended_as_if_they_were_weights(tmp_path: Path) -> None
     clip = {"federation.clients": 3, "defense": [{"name": "update-noise", "clip": 0.01}]}
     with pytest.raises(RunError, match=r"all clients failed, .* look like w_T - w_t or a gradient"):
         fedsim.run_app(app, None, tmp_path / "run", set=clip)
+    with pytest.raises(RunError, match="defenses and sums read them as w_T"):
+        fedsim.run_app(app, None, tmp_path / "sums", set={"secure_aggregation": {"groups": "all"}})
     with pytest.raises(ConfigError, match="clients send a delta, and fedsim's defenses and sums read"):
         fedsim.run_app(app, None, tmp_path / "stated", set={**clip, "app.replies": "delta"})
     fedsim.run_app(app, None, tmp_path / "plain", set={"federation.clients": 3, "app.replies": "delta"})
@@ -300,6 +330,11 @@ def test_what_an_app_does_wrong_ends_the_run_with_the_reason(tmp_path: Path) -> 
     ends = SERVER.replace("    config = context", "    raise SystemExit(3)\n    config = context")
     with pytest.raises(RunError, match="its serverapp ended before its last round"):
         fedsim.run_app(write_app(tmp_path / "c", small_server=ends), None, tmp_path / "run-c")
+    waiting = SERVER.replace(
+        "    strategy.start(", "    while len(list(grid.get_node_ids())) < 11: pass\n    strategy.start("
+    )
+    with pytest.raises(RunError, match=r"federation\.clients: the server of this app waits for more than 10 clients"):
+        fedsim.run_app(write_app(tmp_path / "w", small_server=waiting), None, tmp_path / "run-w")
     idle = SERVER.replace("    strategy.start(", "    return\n    strategy.start(")
     with pytest.raises(RunError, match="sent no message to any client"):
         fedsim.run_app(write_app(tmp_path / "d", small_server=idle), None, tmp_path / "run-d")

@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 import fedsim
+from fedsim.api.app_sweeps import _find_failures, build_app_cells
+from fedsim.api.pipeline import AuditResult
 from fedsim.base.errors import ConfigError
+from fedsim.federation.app_file import AppFile
+from fedsim.federation.flower_app import read_app
+from fedsim.federation.run_folder import RunFolder
+from fedsim.sweeps.file import read_sweep
 from tests.support.commands import Call
 from tests.support.flower_apps import ATTACK, write_app
 
@@ -67,6 +73,72 @@ def test_an_app_is_swept_over_defenses_attacks_and_seeds(tmp_path: Path, call: C
     (app / "small_client.py").write_text((app / "small_client.py").read_text() + "\n# other code\n")
     assert call(*words).returncode == 1
     assert len(list((tmp_path / "out" / "runs").iterdir())) == 8  # another app
+
+
+def test_cells_are_told_apart_by_the_settings_of_their_attack(tmp_path: Path) -> None:
+    """Cells of one run share a folder, which keeps what earlier settings found."""
+    app = write_app(tmp_path / "app")
+    sys.path.insert(0, str(app))
+    truth = fedsim.write_truth(tmp_path / "truth", __import__("small_task").load_partition, range(3))
+    table = "".join(f'{client} = "{path}"\n' for client, path in truth.items())
+    attack = ATTACK.replace('[[attack]]\nname = "spear-ica"\n', "")
+
+    def sweep(*iterations: int) -> dict[str, list[float]]:
+        values = ", ".join(f'{{ name = "sme", iterations = {number} }}' for number in iterations)
+        file = tmp_path / "sweep.toml"
+        file.write_text(f"{attack}[truth]\n{table}[sweep]\n[sweep.axes]\nattack = [{values}]\n")
+        scores = fedsim.sweep(file, tmp_path / "out", app=app).table
+        psnr = scores[scores.metric == "psnr"].groupby("attack").value
+        return {str(name): list(group) for name, group in psnr}
+
+    both = sweep(1, 20)
+    assert [len(values) for values in both.values()] == [3, 3]
+    assert both["sme iterations=1"] != both["sme iterations=20"]
+    assert sweep(1) == {"sme": both["sme iterations=1"]}
+    assert sweep(20) == {"sme": both["sme iterations=20"]}
+
+
+def test_a_run_is_another_where_code_that_made_it_was_edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = write_app(tmp_path / "app")
+    (app / "settings.yaml").write_text("depth: 1\n")
+    (tmp_path / "halving.py").write_text(HALVING)
+    (tmp_path / "half.py").write_text("HALF = 0.5\n")
+    file = tmp_path / "sweep.toml"
+    file.write_text('[[attack]]\nname = "sme"\n[sweep.axes]\ndefense = [[], [{ name = "halving:Halve" }]]\n')
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def build_runs() -> list[str]:
+        for name in ("halving", "half"):  # as in the process of a new command
+            sys.modules.pop(name, None)
+        cells = build_app_cells(read_sweep(file, (), AppFile), read_app(app))
+        assert [cell.control for cell in cells] == [cells[0].key] * 2
+        return [cell.run for cell in cells]
+
+    first = build_runs()
+    (tmp_path / "half.py").write_text("HALF = 0.25\n")
+    second = build_runs()
+    assert (first[0] == second[0], first[1] == second[1]) == (True, False)
+    (app / "settings.yaml").write_text("depth: 2\n")
+    assert not set(build_runs()) & set(second)
+
+
+HALVING = """
+from dataclasses import dataclass
+from fedsim.interfaces.defense import Defense
+from half import HALF
+
+@dataclass(frozen=True)
+class Halve(Defense):
+    def on_update(self, update, context):
+        return {name: HALF * tensor for name, tensor in update.items()}
+"""
+
+
+def test_a_failure_belongs_to_the_attack_with_the_longest_title_that_it_begins_with(tmp_path: Path) -> None:
+    done = AuditResult(folder=RunFolder(tmp_path), failures=["sme-2, round 1, client 0: NaN", "not scored: disk"])
+    titles = {"a": "sme", "b": "sme-2"}
+    assert _find_failures("sme", titles, done) == "not scored: disk"
+    assert _find_failures("sme-2", titles, done) == "sme-2, round 1, client 0: NaN; not scored: disk"
 
 
 def test_what_a_sweep_of_an_app_cannot_have_is_refused(tmp_path: Path) -> None:
