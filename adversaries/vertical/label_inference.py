@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor
 
 from fedsim.base.errors import AttackError
@@ -74,7 +75,7 @@ class GradientNormLabels(GradientLabelInference):
         parted, too, so that labels are claimed.
     """
 
-    rarer_label: Literal[0, 1] = 1
+    rarer_label: Annotated[int, Ge(0), Le(1)] = 1
     paper: ClassVar[Paper] = cite("Li2022")
 
     def _score_rows(self, gradients: Tensor, num_classes: int) -> Tensor:
@@ -99,7 +100,7 @@ class GradientDirectionLabels(GradientLabelInference):
         is known to have label 1; here with the main direction, and no label is known.
     """
 
-    rarer_label: Literal[0, 1] = 1
+    rarer_label: Annotated[int, Ge(0), Le(1)] = 1
     paper: ClassVar[Paper] = cite("Li2022")
 
     def _score_rows(self, gradients: Tensor, num_classes: int) -> Tensor:

@@ -16,7 +16,7 @@ from fedsim.base.errors import AttackCrash, ConfigError, FedsimError, did_you_me
 from fedsim.base.files import temporary_folder
 from fedsim.base.progress import ProgressListener, listen_to_progress
 from fedsim.base.randomness import generator, serialize_calls, use_one_thread
-from fedsim.base.task import sort_targets
+from fedsim.base.task import goal_of, sort_targets
 from fedsim.interfaces.attack import Attack, Target
 from fedsim.interfaces.findings import Finding
 from fedsim.interfaces.knowledge import (
@@ -102,7 +102,8 @@ def attack(
     broadcast = _checked_state("before", before, network)
     returned = _checked_state("after", after, network, statistics=not running_statistics(network).isdisjoint(broadcast))
     built = _build_attack(attack, settings or {})
-    facts |= _infer_classes(network, facts, texts=built.texts)
+    classes = _infer_classes(network, facts, texts=built.texts)
+    facts |= classes if goal_of(loss) == "classes" else {}
     # What the adversary knows, and what the server saw.
     granted = Knowledge(
         model=lambda: deepcopy(network), loss=loss, value_range=value_bounds(value_range, "attack"), **facts

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import Literal, Protocol
+from functools import cache, lru_cache, partial
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -58,10 +59,11 @@ class Task:
     num_targets: int = 1
 
     def __post_init__(self) -> None:
-        if (self.num_classes > 0) + (self.num_labels > 0) + (self.num_targets != 1) > 1 or self.num_targets < 1:
+        counts = self.num_classes, self.num_labels, self.num_targets - 1
+        if sum(count > 0 for count in counts) > 1 or min(counts) < 0:
             raise ConfigError(
-                f"task: expected one of num_classes, num_labels and num_targets, got {self.num_classes}, "
-                f"{self.num_labels} and {self.num_targets}; leave the others out"
+                "task: expected one of num_classes, num_labels and num_targets, none below its default, got "
+                f"{self.num_classes}, {self.num_labels} and {self.num_targets}; leave the others out"
             )
         if not self.modality:
             inferred = infer_modality(self.input_shape, has_tokens=self.vocabulary > 0)
@@ -152,10 +154,50 @@ _LOSSES: Mapping[Goal, Loss] = {"classes": cross_entropy, "labels": label_loss, 
 
 
 def goal_of(loss: object) -> Goal:
-    """Return what a model predicts that is trained by `loss`; of a loss that is not known here, classes."""
-    if loss in (label_loss, binary_cross_entropy_with_logits):
-        return "labels"
-    return "numbers" if loss in (squared_error, mse_loss) else "classes"
+    """Return what a model predicts that is trained by `loss`; classes where the loss does not tell.
+
+    A loss that is not known here, such as a module of torch or a function of the user, is tried on a few outputs.
+
+    >>> goal_of(torch.nn.BCEWithLogitsLoss()), goal_of(lambda outputs, targets: (outputs - targets).abs().mean())
+    ('labels', 'numbers')
+    """
+    loss = loss.func if isinstance(loss, partial) else loss
+    for goal, known in _KNOWN_LOSSES.items():
+        if any(loss is function for function in known):
+            return goal
+    try:
+        return _try_loss(loss)
+    except TypeError:  # what cannot be hashed
+        return _try_loss.__wrapped__(loss)
+
+
+_KNOWN_LOSSES: Mapping[Goal, tuple[object, ...]] = {
+    "classes": (None, cross_entropy),
+    "labels": (label_loss, binary_cross_entropy_with_logits),
+    "numbers": (squared_error, mse_loss),
+}
+
+
+@lru_cache(maxsize=64)
+def _try_loss(loss: Any) -> Goal:
+    """Return the kind of targets that a loss takes, of two examples with three outputs each."""
+    if takes_targets(loss, torch.zeros(2, 3), torch.tensor([0, 2])):
+        return "classes"
+    if not takes_targets(loss, torch.zeros(2, 3), torch.tensor([[0.0, 1, 0], [1, 0, 1]])):
+        return "classes"
+    # Logits cost less, the surer of a label they are; a number has to be met.
+    losses = [loss(torch.full((2, 3), logit), torch.ones(2, 3)) for logit in (1.0, 4.0, 50.0)]
+    return "labels" if losses[0] >= losses[1] >= losses[2] else "numbers"
+
+
+def takes_targets(loss: Any, outputs: Tensor, targets: Tensor) -> bool:
+    """Tell whether a loss, which may be anybody's function, takes these targets."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # torch warns of targets of another shape
+            return bool(torch.as_tensor(loss(outputs, targets)).isfinite().all())
+    except Exception:
+        return False
 
 
 def count_correct(outputs: Tensor, targets: Tensor, goal: Goal) -> Tensor | None:

@@ -123,7 +123,7 @@ def _make_labels(path: Path, arrays: Mapping[str, Tensor]) -> tuple[dict[str, Te
     Targets of a regression are standardised by the training ones, each number by itself.
 
     Raises:
-        DataError: the rows of both parts differ in length, or integers of rows are others than 0 and 1.
+        DataError: the rows of both parts differ in length, or whether their numbers are labels is not clear.
     """
     labels = {name: array for name, array in arrays.items() if name.startswith("y")}
     train = labels.get("y_train", labels.get("y"))
@@ -149,6 +149,11 @@ def _make_labels(path: Path, arrays: Mapping[str, Tensor]) -> tuple[dict[str, Te
 def _make_vectors(path: Path, labels: Mapping[str, Tensor], train: Tensor) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return as `_make_labels` what rows of labels or of numbers make."""
     if train.is_floating_point():
+        if all(bool(((part == 0) | (part == 1)).all()) for part in labels.values()):
+            raise DataError(
+                f"{path}: y has rows of real numbers that are all 0 or 1; write labels, of which an example may have "
+                "any, as integers, and numbers to predict in another unit"
+            )
         mean, deviation = train.double().mean(0), train.double().std(0, correction=0)
         deviation = torch.where(deviation > 0, deviation, 1.0)
         targets = {name: ((part.double() - mean) / deviation).float() for name, part in labels.items()}

@@ -303,7 +303,9 @@ class Attack(CheckedSettings, ABC):
         if self.vector_targets:
             return
         labels = [knowledge.labels, *(records.labels for records in knowledge.tables.values())]
-        if goal_of(knowledge.loss) == "labels" or any(values is not None and values.ndim > 1 for values in labels):
+        has_one_label = knowledge.labels is not None and knowledge.labels.ndim == 1
+        has_labels = goal_of(knowledge.loss) == "labels" and not has_one_label
+        if has_labels or any(values is not None and values.ndim > 1 for values in labels):
             raise vector_target_error(self.title, "several labels or numbers an example")
 
     @final

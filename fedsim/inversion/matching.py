@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedsim.base.constraints import NonNegativeInt, PositiveInt
 from fedsim.base.errors import AttackError, KnowledgeError
+from fedsim.base.task import takes_targets
 from fedsim.interfaces.attack import (
     FAILURES,
     Attack,
@@ -433,8 +434,12 @@ def _optimise_vector_targets(recipe: Recipe, problem: InversionProblem, update: 
         KnowledgeError: the attack makes several images of each example, whose targets would differ.
     """
     is_decided = knowledge.labels is not None or recipe.label_step_size is not None
-    if is_decided or problem.goal == "classes" or _num_outputs(problem, update, knowledge) == 1:
+    if problem.goal == "classes" or is_decided:
         return recipe
+    if _num_outputs(problem, update, knowledge) == 1:
+        single = torch.zeros(2, 1)
+        if problem.goal == "numbers" or not takes_targets(problem.loss, single, single):
+            return recipe
     if recipe.epochs > 1:
         raise KnowledgeError(
             f"{problem.where}: targets of several labels or numbers cannot be recovered by an attack that makes an "

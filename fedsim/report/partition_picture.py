@@ -29,7 +29,7 @@ _IMAGE_INCHES, _TITLE_INCHES, _FRAME_INCHES = 0.44, 0.9, 2.0
 
 
 def draw_partition(summary: PartitionSummary) -> Figure:
-    """Draw clients x classes (of a regression: x targets), examples of each client, and images where there are any."""
+    """Draw clients x classes, labels or targets, the examples of each client, and images where there are any."""
     has_images = find_modality(summary.dataset.task.modality).shown_as == "images"
     rows = len(summary.clients)
     height = min(8.5, max(3.6, _FRAME_INCHES + 0.24 * rows))
@@ -39,7 +39,7 @@ def draw_partition(summary: PartitionSummary) -> Figure:
     grid = figure.add_gridspec(1, len(ratios), width_ratios=ratios)
     label_axes = figure.add_subplot(grid[0])
     size_axes = figure.add_subplot(grid[1], sharey=label_axes)
-    draw_labels = _draw_classes if summary.dataset.num_classes else _draw_targets
+    draw_labels = _draw_targets if summary.dataset.task.goal == "numbers" else _draw_classes
     draw_labels(figure, label_axes, summary)
     _name_clients(label_axes, summary)
     _draw_sizes(size_axes, summary)
@@ -65,11 +65,11 @@ def save_partition_picture(path: Path, summary: PartitionSummary) -> None:
 
 
 def _draw_classes(figure: Figure, axes: Axes, summary: PartitionSummary) -> None:
-    """Draw which share of each client's examples is of which class."""
-    counts, classes = summary.counts, summary.dataset.num_classes
-    shares = 100 * counts / counts.sum(1, keepdims=True)
+    """Draw which share of each client's examples is of which class, or has which label."""
+    counts, classes = summary.counts, summary.dataset.task.outputs
+    shares = 100 * counts / np.array([[len(client.all_indices)] for client in summary.clients])
     _draw_shares(figure, axes, shares, (-0.5, classes - 0.5))
-    axes.set_xlabel("class", color=_INK)
+    axes.set_xlabel("label" if summary.dataset.num_labels else "class", color=_INK)
     _name_classes(axes, summary.dataset)
     if len(shares) <= 25 and classes <= 12:
         _write_counts(axes, counts, shares)
@@ -78,9 +78,10 @@ def _draw_classes(figure: Figure, axes: Axes, summary: PartitionSummary) -> None
 def _draw_targets(figure: Figure, axes: Axes, summary: PartitionSummary) -> None:
     """Draw a histogram of each client's targets, all in the same bins; of many clients as shades."""
     targets = [summary.targets(client.all_indices) for client in summary.clients]
+    targets = [values.ravel() for values in targets]
     edges = np.histogram_bin_edges(np.concatenate(targets), _BINS)
     counts = np.stack([np.histogram(values, edges)[0] for values in targets])
-    axes.set_xlabel("target", color=_INK)
+    axes.set_xlabel("target" if summary.dataset.num_targets == 1 else "target, any of the numbers", color=_INK)
     if len(targets) > _MAX_NAMES:
         shares = 100 * counts / counts.sum(1, keepdims=True)
         _draw_shares(figure, axes, shares, (float(edges[0]), float(edges[-1])))
@@ -134,7 +135,7 @@ def _label(summary: PartitionSummary, client: int) -> str:
 
 
 def _name_classes(axes: Axes, dataset: Dataset) -> None:
-    names = dataset.class_names or tuple(map(str, range(dataset.num_classes)))
+    names = dataset.class_names or tuple(map(str, range(dataset.task.outputs)))
     if len(names) > _MAX_NAMES:
         axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True))
         return

@@ -112,18 +112,19 @@ class PartitionSummary:
 
     @cached_property
     def counts(self) -> NDArray[np.int64]:
-        """Number of examples `client class` of a classification."""
+        """Number of examples `client class` of a classification, or `client label` of several labels."""
         return self.count_classes(range(self.num_clients))
 
     def count_classes(self, clients: Iterable[int]) -> NDArray[np.int64]:
-        """Return the number of examples `client class` of some clients of a classification."""
+        """Return as `counts` the numbers of some clients."""
         labels = self.dataset.train.labels.numpy()
-        classes = self.dataset.num_classes
-        counts = [np.bincount(labels[self.read_client(client).all_indices], minlength=classes) for client in clients]
-        return np.stack(counts)
+        held = [labels[self.read_client(client).all_indices] for client in clients]
+        if self.dataset.num_labels:
+            return np.stack([rows.sum(0, dtype=np.int64) for rows in held])
+        return np.stack([np.bincount(classes, minlength=self.dataset.num_classes) for classes in held])
 
     def targets(self, index: Indices) -> NDArray[np.float64]:
-        """Return targets of a regression in their own unit; of several labels or numbers as they are, in rows."""
+        """Return targets of a regression in their own unit; of several numbers as they are, in rows."""
         mean, deviation = self.dataset.target
         return self.dataset.train.labels.numpy()[index].astype(np.float64) * deviation + mean
 
@@ -280,7 +281,11 @@ def printable_name(name: str) -> str:
 
 def client_table(summary: PartitionSummary) -> Table:
     """Return a table with a row for each client, and the smallest, median and largest; narrow enough for 80 columns."""
-    label_columns = ("classes", "largest class") if summary.dataset.num_classes else ("mean", "sd")
+    label_columns = {
+        "classes": ("classes", "largest class"),
+        "labels": ("labels", "most frequent"),
+        "numbers": ("mean", "sd") if summary.dataset.num_targets == 1 else ("mean of all", "sd of all"),
+    }[summary.dataset.task.goal]
     grouped = bool(summary.clients[0].group)
     table = Table("client")
     if grouped:
@@ -305,14 +310,16 @@ def client_table(summary: PartitionSummary) -> Table:
 def _numbers(summary: PartitionSummary) -> NDArray[np.float64]:
     """Compute `client number`: N, held out, and classes and the largest one's share, or mean and sd of the targets.
 
+    Several labels count as classes do, each as a share of the examples that have it.
+
     Where some clients train and others test, a size that a client does not have is NaN.
     """
     sizes = np.array([(len(client.train), len(client.held_out)) for client in summary.clients], float)
     if summary.data.test_client_indices:
         sizes[sizes == 0] = np.nan
-    if summary.dataset.num_classes:
-        counts = summary.counts
-        label_statistics = np.stack([(counts > 0).sum(1), counts.max(1) / counts.sum(1)], 1)
+    if summary.dataset.task.goal != "numbers":
+        counts, held = summary.counts, np.array([len(client.all_indices) for client in summary.clients])
+        label_statistics = np.stack([(counts > 0).sum(1), counts.max(1) / held], 1)
     else:
         targets = [summary.targets(client.all_indices) for client in summary.clients]
         label_statistics = np.array([(values.mean(), values.std()) for values in targets])
@@ -321,7 +328,7 @@ def _numbers(summary: PartitionSummary) -> NDArray[np.float64]:
 
 def _cells(summary: PartitionSummary, row: Sequence[float] | NDArray[np.float64]) -> list[str]:
     train, held_out, first, second = (float(number) for number in row)
-    if summary.dataset.num_classes:
+    if summary.dataset.task.goal != "numbers":
         return [_thousands(train), _thousands(held_out), f"{first:g}", f"{second:.0%}"]
     return [_thousands(train), _thousands(held_out), _figure(first), _figure(second)]
 

@@ -65,6 +65,8 @@ def run_facts(run: ReportedRun) -> dict[str, str]:
         axis_names = find_modality(data.task.modality).axes
         axes = " × ".join(axis_names) if len(axis_names) > 1 else f"{axis_names[0]}s"
         goal = data.task.describe_goal()
+        if data.task.goal == "labels":
+            goal += " (accuracy is the share of an example's labels that are right, on average)"
         facts["Data"] += f": {shape} ({axes}), {goal}; {data.source}; {data.licence}"
         facts["Settings that defend"] = free_settings(experiment)
         facts["Model"] += f": {group_digits(sum(p.numel() for p in experiment.model.parameters()))} parameters"

@@ -40,18 +40,18 @@ def sharing_table(experiment: Experiment, attacked: Collection[int]) -> SharingT
         FedsimError: the data set is not there.
     """
     partition = PartitionSummary(config=experiment.config, data=experiment.data, seconds=0.0)
-    is_classification = bool(partition.dataset.num_classes)
+    has_classes = partition.dataset.task.goal != "numbers"
     # Choose which clients are shown.
     num_clients = experiment.config.federation.clients
     not_attacked = [client for client in range(num_clients) if client not in attacked]
     clients = [client for client in range(num_clients) if client in attacked][:MAX_CLIENTS]
     clients = sorted(clients + not_attacked[: MAX_CLIENTS - len(clients)])
     # Make the table of these.
-    columns, rows = (_class_cells if is_classification else _target_cells)(partition, clients)
+    columns, rows = (_class_cells if has_classes else _target_cells)(partition, clients)
     groups = _groups(partition)
     names = [_name(client, groups, attacked) for client in clients]
     title = "Examples of each client"
-    if is_classification:
+    if has_classes:
         title += "; the stronger the colour, the larger their share of what it holds"
     corner = "client (group)" if groups else "client"
     table = draw_heat_map(title, names, columns, rows, corner=corner)
@@ -75,18 +75,19 @@ def _summary(partition: PartitionSummary) -> str:
 
 
 def _class_cells(partition: PartitionSummary, clients: Sequence[int]) -> tuple[list[str], list[list[HeatMapCell]]]:
-    """Return the columns of a classification, and the cells of each of `clients`."""
+    """Return the columns of a classification or of several labels, and the cells of each of `clients`."""
     dataset = partition.dataset
     counts = partition.count_classes(clients)
-    shares = counts / counts.sum(1, keepdims=True)
-    names = list(map(printable_name, dataset.class_names or tuple(map(str, range(dataset.num_classes)))))
+    shares = counts / np.array([[len(partition.read_client(client).all_indices)] for client in clients])
+    names = list(map(printable_name, dataset.class_names or tuple(map(str, range(dataset.task.outputs)))))
     rows = []
     if len(names) > MAX_CLASSES:
-        for client, class_counts in zip(clients, counts, strict=True):
+        for client, class_counts, class_shares in zip(clients, counts, shares, strict=True):
             num_classes = HeatMapCell(text=str((class_counts > 0).sum()))
-            largest = HeatMapCell(text=f"{class_counts.max() / class_counts.sum():.0%}")
+            largest = HeatMapCell(text=f"{class_shares.max():.0%}")
             rows.append([*_sizes(partition, client), num_classes, largest])
-        return ["trains on", "holds out", "classes", "largest class"], rows
+        kinds = ["labels", "most frequent label"] if dataset.num_labels else ["classes", "largest class"]
+        return ["trains on", "holds out", *kinds], rows
     for client, class_counts, class_shares in zip(clients, counts.tolist(), shares.tolist(), strict=True):
         cells = _sizes(partition, client)
         for count, share in zip(class_counts, class_shares, strict=True):
@@ -102,7 +103,8 @@ def _target_cells(partition: PartitionSummary, clients: Sequence[int]) -> tuple[
         targets = np.asarray(partition.targets(partition.read_client(client).all_indices))
         statistics = [HeatMapCell(text=f"{value:.4g}") for value in (targets.mean(), targets.std())]
         rows.append([*_sizes(partition, client), *statistics])
-    return ["trains on", "holds out", "mean target", "standard deviation"], rows
+    mean = "mean target" if partition.dataset.num_targets == 1 else "mean of all targets"
+    return ["trains on", "holds out", mean, "standard deviation"], rows
 
 
 def _sizes(partition: PartitionSummary, number: int) -> list[HeatMapCell]:

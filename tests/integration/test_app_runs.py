@@ -58,7 +58,8 @@ def test_an_app_is_run_recorded_attacked_and_scored(tmp_path: Path, call: Call) 
         *("--set", "run_config.num-server-rounds=2", "--set", "run_config.evaluate=1.0"),
     )
     assert done.returncode == 0, done.stderr
-    assert "By what 3 clients reported in round 2, the model's accuracy on their 18 examples is" in done.stdout
+    said = " ".join(done.stdout.split())  # lines are as wide as the terminal
+    assert "By what 3 clients reported in round 2, the model's accuracy on their 18 examples is" in said
     transcript = Transcript(tmp_path / "run")
     assert transcript.rounds == [1, 2]
     assert transcript.clients(1) == [0, 1, 2]

@@ -163,7 +163,7 @@ def test_an_attack_file_with_a_misspelt_table_says_so(call: Call, tmp_path: Path
             ["defenses", "noise_multiplier", "References:", "promises: (epsilon", "against: the server", "costs: acc"],
         ),
         ("top-k", ["promises: no formal guarantee", "against: a server that", "costs: "]),
-        ("digits", ["datasets", "no settings", "1797"]),
+        ("digits", ["datasets", "targets", "1797"]),
         ("mlp", ["models", "hidden", "tuple[int >= 1, ...]", "(200,)"]),
         ("fedadam", ["strategies", "tau", "eta"]),
     ],

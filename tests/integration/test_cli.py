@@ -570,7 +570,7 @@ def test_no_hyperparameter_is_a_flag(call: Call) -> None:
     }
     told = {"--quiet", "--verbose"}
     trusted = {"--trust", "--key"}
-    assert flags["run"] == {"--set", "--out", "--resume", "--overwrite", "--data-dir"} | told | trusted
+    assert flags["run"] == {"--app", "--set", "--out", "--resume", "--overwrite", "--data-dir"} | told | trusted
     assert flags["attack"] == {"--set", "--data-dir"} | told | trusted
 
 

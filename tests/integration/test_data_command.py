@@ -339,7 +339,7 @@ def test_histograms_of_a_regression_have_one_height_and_the_same_bins() -> None:
         (["mnist", "--download"], "data: a download needs a data folder to go to; give --data-dir DIR or set"),
         (["mnist", "--data-dir", "nowhere"], "/nowhere does not exist; give --data-dir DIR"),
         (["digits", "--set", "data.name=mnist"], "--set data.name=mnist: the data set is 'digits' already"),
-        (["digits", "--set", "data.sise=3"], "data.sise: unknown setting for 'digits', there are none"),
+        (["digits", "--set", "data.sise=3"], "data.sise: unknown setting for 'digits', known: targets"),
         (["digits", "--set", "data=3"], "--set: data: "),
         (["digits", "--set", "partition=3"], "--set: partition: "),
         (["digits", "--set", "federation=3"], "--set: federation: "),

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 
+import fedsim
 from fedsim.audit.audit import make_audit
 from fedsim.base.errors import FedsimError
 from fedsim.base.randomness import seed_globals
+from fedsim.base.task import Loss
 from fedsim.data.digits import Digits
+from fedsim.federation.build import Experiment
 from fedsim.federation.open_run import OpenRun
+from fedsim.interfaces.findings import Reconstruction
 from fedsim.plugins import registry
 from fedsim.report.page import write_report
+from fedsim.report.sharing import sharing_table
 from fedsim.training.message_function import ClientMessage
+from fedsim.training.model_state import copy_state
 from fedsim.training.models.mlp import Mlp
 from tests.support.experiments import make_attack_file, make_tiny_config, run_serial
 
@@ -112,6 +121,50 @@ def test_the_exact_labels_of_exact_examples_are_read(run: OpenRun, kind: str) ->
         errors = [float(row["value"]) for row in values if row["metric"] == "target_error"]
         assert len(errors) == 3
         assert min(errors) > 0.3
+
+
+@pytest.mark.parametrize("loss", [nn.BCEWithLogitsLoss(), lambda outputs, targets: mse_loss(outputs, targets)])
+def test_an_attack_in_memory_claims_rows_whoever_wrote_the_loss(loss: Loss) -> None:
+    with seed_globals("in memory"):
+        network = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 4))
+    before = copy_state(network)
+    gradients = torch.autograd.grad(loss(network(torch.rand(1, 12)), torch.ones(1, 4)), list(network.parameters()))
+    after = {name: before[name] - 0.1 * gradient for name, gradient in zip(before, gradients, strict=True)}
+    facts: dict[str, Any] = {"model": network, "num_examples": 1, "loss": loss, "input_shape": (12,)}
+    finding = fedsim.attack(before, after, attack="analytic", value_range=(0.0, 1.0), **facts)
+    assert isinstance(finding, Reconstruction)
+    assert finding.labels.shape == (1, 4)
+    with pytest.raises(FedsimError, match=r"dlg needs .*num_classes"):
+        fedsim.attack(before, after, attack="dlg", value_range=(0.0, 1.0), learning_rate=0.1, local_epochs=1, **facts)
+
+
+@pytest.mark.parametrize("defense", [[], [{"name": "dp-sgd", "clip": 0.5, "noise_multiplier": 1.0}]])
+def test_clients_trained_at_once_end_where_they_end_one_by_one(
+    kind: str, defense: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    tables = {**TABLES, "training": {"batch_size": 2, "local_epochs": 2}}
+    states = []
+    for vectorise in (True, False):
+        federation = {**TABLES["federation"], "vectorise": vectorise}
+        data = {"name": "digits", "targets": kind}
+        config = make_tiny_config(data=data, defense=defense, **{**tables, "federation": federation})
+        run = run_serial(config, tmp_path / str(vectorise))
+        states.append(load_file(run.path / "checkpoint.safetensors"))
+    for name, tensor in states[0].items():
+        assert torch.allclose(tensor, states[1][name], atol=1e-6)
+
+
+def test_labels_are_counted_by_client(kind: str) -> None:
+    tables: dict[str, Any] = {"data": {"name": "digits", "targets": kind}, **TABLES}
+    experiment = Experiment(make_tiny_config(**tables))
+    page = str(sharing_table(experiment, ()).table)
+    if kind == "traits":
+        held = experiment.dataset.train.labels[torch.from_numpy(experiment.data.indices(0)[0])]
+        cells = "".join(f"<td[^>]*>{int(count) or ''}</td>\\s*" for count in held.sum(0))
+        assert re.search(cells, page)
+        assert "with a loop" in page
+    else:
+        assert "mean of all targets" in page
 
 
 def test_granted_targets_help_and_are_not_scored(run: OpenRun) -> None:

@@ -89,6 +89,12 @@ def judge_examples(
     )
     if claimed_kind != true_kind:
         raise DataError("truth: the victim's labels are of another kind than the attack claims, classes or targets")
+    goal, true_labels = goal_of(context.knowledge.loss), truth.labels
+    if goal == "labels" and true_labels.ndim > 1 and not ((true_labels == 0) | (true_labels == 1)).all():
+        raise DataError(
+            "truth: the victim's labels are others than 0 and 1, so that none is claimed rightly or wrongly; write "
+            "which labels each example has"
+        )
     scores = score_examples(
         finding,
         truth,
@@ -98,7 +104,7 @@ def judge_examples(
         weights=context.weights,
         labels_granted="labels" in about["granted"],
         message=message,
-        goal=goal_of(context.knowledge.loss),
+        goal=goal,
         cache=shared_measurements(context),
     )
     return Judgement(scores=scores, examples=len(truth.labels))

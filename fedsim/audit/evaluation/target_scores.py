@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ class LabelsRight(Metric):
 
 
 class TargetError(Metric):
-    """Root mean square error of several claimed numbers, in standard deviations, after the best assignment."""
+    """Root mean square error of several claimed numbers, in standard deviations of public ones, after assignment."""
 
     title = "target error"
     higher_is_better = False
@@ -47,9 +47,12 @@ def score_targets(
 ) -> Score:
     """Score claimed rows of targets; the floor is the best of guesses that are as many and as diverse.
 
+    Each number is measured in standard deviations from the mean of the public ones, so that numbers of different units
+    count alike; without public examples there is no score of numbers.
+
     Args:
         claimed: `claim target`.
-        true: `example target`, labels (0 or 1) or standardised numbers.
+        true: `example target`, labels (0 or 1) or numbers.
         goal: `labels` or `numbers`.
         public: examples that the victim does not hold, with targets like its own.
         rng: draws random rows.
@@ -57,6 +60,11 @@ def score_targets(
     measure = labels_right if goal == "labels" else target_error
     metric = "labels_right" if goal == "labels" else "target_error"
     count, width = max(len(claimed), len(true)), true.shape[1]
+    rows = None if public is None else public.labels
+    if goal != "labels":
+        if rows is None:
+            return Score.from_reason(metric, "no public examples are known, by which numbers of any unit are compared")
+        claimed, true, rows = _standardise((claimed, true, rows), by=rows)
 
     def draw_rows() -> Tensor:
         if goal == "labels":
@@ -64,10 +72,9 @@ def score_targets(
         return torch.randn((count, width), generator=rng)
 
     guesses = {"random rows": _mean_of_draws(lambda: measure(draw_rows(), true))}
-    constant = torch.zeros(1, width)
-    if public is not None:
-        rows = public.labels
-        constant = rows.mean(0, keepdim=True)
+    constants = {"no label": torch.zeros(1, width), "every label": torch.ones(1, width)}
+    if rows is not None:
+        constants = {"the same for all": rows.mean(0, keepdim=True)}
         centres = centres_of(
             PublicExamples(data=rows, labels=torch.zeros(len(rows))),
             clusters_of_claims(PublicExamples(data=rows, labels=torch.zeros(len(rows))), torch.zeros(count)),
@@ -76,7 +83,8 @@ def score_targets(
         guesses["public rows"] = _mean_of_draws(
             lambda: measure(rows[torch.randint(len(rows), (count,), generator=rng)], true)
         )
-    guesses["the same for all"] = measure(_as_targets(constant, goal).expand(count, width), true)
+    for name, constant in constants.items():
+        guesses[name] = measure(_as_targets(constant, goal).expand(count, width), true)
     return Score.against_guesses(metric, measure(claimed, true), guesses)
 
 
@@ -118,6 +126,13 @@ def index_rows(public: Tensor | None, *parts: Tensor) -> list[Tensor]:
     others = {tuple(row) for part in parts for row in part.tolist()} - known
     numbers = {row: number for number, row in enumerate([*sorted(known), *sorted(others)])}
     return [torch.tensor([numbers[tuple(row)] for row in part.tolist()], dtype=torch.int64) for part in parts]
+
+
+def _standardise(parts: Sequence[Tensor], *, by: Tensor) -> list[Tensor]:
+    """Return the numbers of each part in standard deviations of `by` from its mean; one that never varies as it is."""
+    mean, deviation = by.double().mean(0), by.double().std(0, correction=0)
+    deviation = torch.where(deviation > 0, deviation, 1.0)
+    return [((part.double() - mean) / deviation).float() for part in parts]
 
 
 def _as_targets(rows: Tensor, goal: Goal) -> Tensor:

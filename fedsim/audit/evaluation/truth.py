@@ -89,6 +89,8 @@ class Truth:
             labels = labels.float() if labels.is_floating_point() else labels.long()
         except (OSError, SafetensorError, KeyError) as error:
             raise DataError(f"truth: {path} is not a safetensors file with 'data' and 'labels' ({error})") from error
+        if labels.is_floating_point() and not labels.isfinite().all():
+            raise DataError(f"truth: {path}: a label is NaN or infinite; correct it, or leave its example out")
         negative = not labels.is_floating_point() and bool((labels < 0).any())
         modality = _read_modality(path) or infer_modality(data.shape[1:])
         has_targets = labels.ndim == 2 and labels.is_floating_point() and len(labels) == len(data)
@@ -96,7 +98,7 @@ class Truth:
             raise DataError(
                 f"truth: {path}: expected data of shape (example, channel, height, width), (example, feature) or "
                 "(example, channel, time), or of a modality that write_truth was told, and an integer, a real "
-                "number or a row of these as a label for each, got "
+                "number or a row of real numbers (of several labels 0.0 or 1.0) as a label for each, got "
                 f"{tuple(data.shape)} and {tuple(labels.shape)}"
             )
         if not (data.min() >= 0 and data.max() <= 1):

@@ -76,7 +76,7 @@ def build(path: Path, *overrides: str) -> Config:
         ("model.name=sme_cnn", "models: nothing is called 'sme_cnn', did you mean 'sme-cnn'?"),
         ("data.name=digit", "datasets: nothing is called 'digit', did you mean 'digits'?"),
         ("data.name=qqq", "datasets: nothing is called 'qqq', known: adult, "),
-        ("data.shape=3", "data.shape: unknown setting for 'digits', there are none"),
+        ("data.shape=3", "data.shape: unknown setting for 'digits', known: targets"),
         ("partition.name=dirichle", "partitions: nothing is called 'dirichle', did you mean 'dirichlet'?"),
         ("strategy.name=fedav", "strategies: nothing is called 'fedav', did you mean 'fedavg'?"),
         ("strategy.fraction_trian=1", "unknown setting for 'fedavg', did you mean 'fraction_train'?"),

@@ -10,14 +10,14 @@ import pytest
 
 from fedsim.base.errors import ConfigError
 from fedsim.federation.config import Config, KnowledgeTable, TrainingTable, validate_tables
-from fedsim.interfaces.knowledge import FACTS, Knowledge
+from fedsim.interfaces.knowledge import FACTS, MESSAGE_FACTS, Knowledge
 from fedsim.training.settings import LocalTraining
 
 
 def test_every_fact_that_a_threat_model_grants_has_a_key_and_a_text() -> None:
     assert set(FACTS) == {item.name for item in fields(Knowledge)} - {"models", "device", "modality"}
-    assert list(KnowledgeTable.model_fields) == list(FACTS)
-    assert KnowledgeTable().model_dump() == {name: fact.granted_by_default for name, fact in FACTS.items()}
+    granted = dict.fromkeys(MESSAGE_FACTS, True) | {name: fact.granted_by_default for name, fact in FACTS.items()}
+    assert KnowledgeTable().model_dump() == granted
     assert all(fact.about and not fact.about.endswith(".") for fact in FACTS.values())
 
 
