@@ -27,7 +27,8 @@ class AnswerDefense(CheckedSettings):
         noise: distribution of the noise that is added, fresh for each number and answer.
         scale: standard deviation of Gaussian noise, mean absolute value of Laplace noise. A
             histogram in which one person changes one cell by 1 is then 1 / `scale`-differentially
-            private for each answer with Laplace noise.
+            private for each answer with Laplace noise, up to the rounding of floats; N beside it,
+            which is sent as it is, is not.
         smallest_cell: numbers below it are answered as 0.
         rounded_to: numbers are rounded to multiples of it; 0 leaves them.
     """

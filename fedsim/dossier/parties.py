@@ -17,6 +17,7 @@ _AIMS: Mapping[tuple[str, ...], str] = {
     ("label-distribution",): "tell how often each label occurs in a client's data",
     ("linkage",): "tell which messages the same client sent",
     ("example-groups",): "tell which examples behind a secure sum are of the same client",
+    ("answers",): "find what a client answered to queries, and the values of single people",
     ("local-model",): "get a client's own model, which fits its data better than the shared one",
 }
 """What attacks are after, by the kinds of findings that claim it."""

@@ -541,6 +541,12 @@ class AdversaryTable(Table):
                 "knowledge: num_examples and client_ids are withheld from a server; others see sums over all clients "
                 "and are taken to know how many examples these are of; leave them out, or who"
             )
+        telling = [name for name in ("labels", "records") if getattr(self.knowledge, name)]
+        if telling and not self.knowledge.num_examples:
+            raise ValueError(
+                f"knowledge: {telling[0]} are granted, which are as many as the examples, and num_examples is "
+                "withheld; leave one of them out"
+            )
         named_victims = self.victims if isinstance(self.victims, list) else []
         attackers = self.who if isinstance(self.who, list) else []
         if colluders := [client for client in named_victims if client in attackers]:

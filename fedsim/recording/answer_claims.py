@@ -20,7 +20,7 @@ _NO_SUM = re.compile(
     r"(^|[-_ ./])(min|max|minimum|maximum|median|quantiles?|percentiles?|q\d+|p\d+|std|var|variance)$", re.IGNORECASE
 )
 """Name of an answer that is no sum over people: an order statistic, or a deviation."""
-_COUNT = re.compile(r"(^|[-_ ./])(count|num)$", re.IGNORECASE)
+COUNT_NAME = re.compile(r"(^|[-_ ./])(count|num)$", re.IGNORECASE)
 """Name of an answer that is a number of people."""
 _MEAN = re.compile(r"(mean|average|avg)$", re.IGNORECASE)
 """Name of an answer that is a mean over people, and no sum."""
@@ -53,18 +53,23 @@ def claim_answers(group: QuestionGroup, client: int) -> tuple[dict[str, list[Ans
     1. What it answered alone is in clear.
     2. Solve the system of all sums. Where it is inconsistent, clients' values changed: begin a new
        system with the first round from which on they do not fit, and claim of systems of several
-       rounds only what is checked, and that not as exact.
+       rounds only what is checked, and that not as exact. A round that contradicts itself
+       determines nothing.
     3. Where the system does not determine the client, claim the mean of its cohort.
 
     Returns:
-        The claims by question, and the rounds with which a new system begins.
+        The claims by question, and the rounds with which a new system begins, or which contradict themselves.
     """
     claims: dict[str, list[AnswerClaim]] = {name: [] for name in group.answers}
     windows = list(_split_into_consistent(group))
+    starts = [group.cohorts[chosen[0]].round for _, chosen in windows[1:]]
     for system, chosen in windows:
+        is_consistent = group.is_consistent(system, chosen)
+        if not is_consistent:  # a system of one round, as longer ones are cut
+            starts.append(group.cohorts[chosen[0]].round)
         if client not in system.clients:
             continue
-        standing = _find_standing(system, client, has_changes=len(windows) > 1)
+        standing = _find_standing(system, client, has_changes=len(windows) > 1) if is_consistent else UNDETERMINED
         smallest = (client,) if standing else system.find_smallest_group(client) or ()
         view = _ClientView(
             group=group, system=system, chosen=chosen, client=client, standing=standing, smallest=smallest
@@ -73,7 +78,7 @@ def claim_answers(group: QuestionGroup, client: int) -> tuple[dict[str, list[Ans
             given += [view.claim(name, number) for number in view.rounds]
     for given in claims.values():
         given.sort(key=lambda claim: claim.round)
-    return claims, [group.cohorts[chosen[0]].round for _, chosen in windows[1:]]
+    return claims, sorted(set(starts))
 
 
 def _split_into_consistent(group: QuestionGroup) -> Iterator[tuple[CohortSystem, list[int]]]:
@@ -143,7 +148,7 @@ class _ClientView:
         errors, all_sums, own = self.group.errors, self.group.sums[name], self._find_answers(number)
         alone = [index for index in own if self.group.cohorts[index].members == (self.client,)]
         answer = self.group.answers[name][(alone or own)[0]]
-        is_whole = bool((all_sums == all_sums.round()).all())
+        is_whole = name in self.group.counts
         standing, smallest = self.standing, self.smallest
         if alone and not (errors.noise and standing == EXACT):
             value, standing, smallest = answer.mean.reshape(-1), EXACT, (self.client,)
@@ -152,7 +157,7 @@ class _ClientView:
             value = answer.mean.reshape(-1).round() if is_whole else answer.mean.reshape(-1)
             spread = np.zeros(value.shape)
         else:
-            value, spread = self._solve(all_sums, is_whole=is_whole)
+            value, spread = self._solve(name)
         if standing != UNDETERMINED:
             spread = np.sqrt(spread**2 + errors.rounded_to**2 / 12)
             is_cut = (value == 0) & (errors.smallest_cell > 0)
@@ -167,14 +172,14 @@ class _ClientView:
             group_sum=(combination @ all_sums[list(self.chosen)]).reshape(answer.mean.shape),
         )
 
-    def _solve(self, all_sums: Floats, *, is_whole: bool) -> tuple[Floats, Floats]:
+    def _solve(self, name: str) -> tuple[Floats, Floats]:
         """Return the client's answer and the standard deviation of its error."""
         indices = list(self.chosen)
-        variances = self.group.error_variances(all_sums)[indices]
+        variances, all_sums = self.group.error_variances(name)[indices], self.group.sums[name]
         factors = _combine_best(self.system, self.client, variances)
         weight = max(1.0, float((factors @ self.group.weights[indices]).round()))
         total = factors @ all_sums[indices]
-        if is_whole:
+        if name in self.group.counts:
             total = total.round()  # an exact combination of whole numbers, up to the rounding of floats
         return total / weight, np.full(total.shape, np.sqrt((factors**2) @ variances) / weight)
 
@@ -210,7 +215,8 @@ def find_people(claims: Mapping[str, Sequence[AnswerClaim]], counts: Mapping[int
     """Return who joined or left, where between two answers the number of people changes by one.
 
     That number is N or, where N does not change, an answer called a count, or the total of a
-    histogram. Where these disagree, or a histogram changes in several cells, nobody is claimed.
+    histogram. Where these disagree, or a histogram changes in several cells, nobody is claimed. Two
+    who join while one leaves are taken for one, unless a histogram shows them.
 
     Args:
         claims: exact ones of one client, by question.
@@ -234,7 +240,7 @@ def find_people(claims: Mapping[str, Sequence[AnswerClaim]], counts: Mapping[int
             before, after = totals if is_mean else (1, 1)
             changes[name] = after * by_round[later][name] - before * by_round[earlier][name]
         histograms = [cells for name, cells in changes.items() if is_histogram(by_round[earlier][name], totals[0])]
-        counted = [float(cells.sum()) for name, cells in changes.items() if _COUNT.search(name) and cells.size == 1]
+        counted = [float(cells.sum()) for name, cells in changes.items() if COUNT_NAME.search(name) and cells.size == 1]
         change = totals[1] - totals[0]
         if not change:
             change = round([*counted, *(float(cells.sum()) for cells in histograms), 0.0][0])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from fedsim.base.errors import TranscriptError
 from fedsim.recording.clear_text import count_examples
 from fedsim.recording.cohort_answers import is_histogram
-from fedsim.recording.header import EXAMPLE_COUNT_KEYS
+from fedsim.recording.header import EXAMPLE_COUNT_KEYS, parse_count
 from fedsim.recording.messages import RecordedExchange, RecordedMessage
 from fedsim.recording.transcript import Transcript
 
@@ -38,12 +39,28 @@ def describe_answers(exchanges: Iterable[RecordedExchange]) -> dict[int, list[st
     sentences: dict[int, dict[str, None]] = {}
     for exchange in exchanges:
         is_query = exchange.kind.split(".")[0] == _QUERY
+        sent = {message.node: message for message in exchange.sent}
         for reply in exchange.replies:
             if reply.error or _SECAGG_RECORD in reply.config:
                 continue
+            if not is_query and reply.node in sent:
+                reply = replace(reply, arrays=_select_changed(reply.arrays, sent[reply.node].arrays))
             found = list(_describe_reply(reply, only_histograms=not is_query))
             sentences.setdefault(reply.client, {}).update(dict.fromkeys(found))
     return {client: list(found) for client, found in sorted(sentences.items()) if found}
+
+
+def _select_changed(arrays: Mapping[str, Any], sent: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the arrays of a reply without those that came back as they were sent, as a layer that is not trained."""
+    old = [value for record in sent.values() for value in record.values() if isinstance(value, np.ndarray)]
+    changed: dict[str, dict[str, Any]] = {}
+    for record, values in arrays.items():
+        changed[record] = {
+            key: value
+            for key, value in values.items()
+            if not (isinstance(value, np.ndarray) and any(np.array_equal(value, other) for other in old))
+        }
+    return changed
 
 
 def read_first_updates(transcript: Transcript) -> Iterator[RecordedExchange]:
@@ -56,6 +73,11 @@ def read_first_updates(transcript: Transcript) -> Iterator[RecordedExchange]:
                     continue
                 update = transcript.recorded_update(number, reply.client, reply.message)
                 small = {name: tensor for name, tensor in update.after.items() if tensor.numel() <= _MAX_CELLS}
+                small = {
+                    name: tensor
+                    for name, tensor in small.items()
+                    if name not in update.before or not tensor.equal(update.before[name])
+                }
                 arrays = {name: tensor.double().numpy() for name, tensor in small.items() if not tensor.is_complex()}
                 counts = {"metrics": {EXAMPLE_COUNT_KEYS[0]: update.num_examples}}
                 replies.append(RecordedMessage(node=0, client=reply.client, metrics=counts, arrays={"arrays": arrays}))
@@ -67,20 +89,33 @@ def read_first_updates(transcript: Transcript) -> Iterator[RecordedExchange]:
 
 def _describe_reply(reply: RecordedMessage, *, only_histograms: bool) -> Iterator[str]:
     arrays, numbers = _read_numbers(reply)
-    count = count_examples(reply)
+    reported = count = count_examples(reply)
     if not count and not only_histograms and len(arrays) == 2:  # times with events need no N to be seen
-        lengths = {len(values) for values in arrays.values() if values.ndim == 1}
-        has_flags = any(set(np.unique(values).tolist()) <= {0, 1} for values in arrays.values())
-        count = lengths.pop() if len(lengths) == 1 and has_flags else 0
+        count = _count_events(list(arrays.values()))
     rows = [name for name, values in arrays.items() if not only_histograms and 1 < count == len(values)]
     rows = [name for name in rows if arrays[name].ndim > 1 or not is_histogram(arrays[name], count)]
     if rows:
-        yield _describe_rows({name: arrays[name] for name in rows}, count)
+        text = _describe_rows({name: arrays[name] for name in rows}, count)
+        yield text if reported else f"{text}; no N is reported, so this goes by their form"
     for name, values in arrays.items():
         if name not in rows:
             yield from _describe_array(name, values, count, only_histograms=only_histograms)
     if not only_histograms:
         yield from _describe_numbers(numbers, count)
+
+
+def _count_events(columns: Sequence[NDArray[Any]]) -> int:
+    """Return the number of rows of two columns that look like times and events; else 0.
+
+    Times are not negative, so that weights with a bias are no event table.
+    """
+    if len({len(values) for values in columns}) > 1 or any(values.ndim != 1 for values in columns):
+        return 0
+    flags = [set(np.unique(values).tolist()) == {0, 1} for values in columns]
+    if sum(flags) != 1:
+        return 0
+    times = columns[flags.index(False)]
+    return 0 if (times < 0).any() else len(times)
 
 
 def _read_numbers(reply: RecordedMessage) -> tuple[dict[str, NDArray[Any]], dict[str, float]]:
@@ -134,7 +169,7 @@ def _describe_numbers(numbers: Mapping[str, float], count: int) -> Iterator[str]
     squares = {match[1]: numbers[name] for name in numbers if (match := _SQUARES.fullmatch(name))}
     for name, value in numbers.items():
         stem = match[1] if (match := _SUM.fullmatch(name)) else name
-        people = int(counts.get(stem, count))
+        people = parse_count(counts.get(stem, count))  # a count with noise says of nobody that it is alone
         if _COUNT.fullmatch(name) or _SQUARES.fullmatch(name) or name.rpartition(".")[2] in EXAMPLE_COUNT_KEYS:
             continue
         if _ORDERED.search(name) and not match:

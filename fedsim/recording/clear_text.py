@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.recording.header import parse_count
+from fedsim.recording.header import names_example_count, parse_count
 from fedsim.recording.messages import RecordedExchange, RecordedMessage
 
 _SECAGG_RECORD = "secaggplus_configs"
 """Record in which Flower's SecAgg+ sends its stages."""
-_EXAMPLE_COUNT_NAMES = re.compile(r"num[-_]?(examples|samples)|n_samples", re.IGNORECASE)
 _PICKLE = re.compile(rb"\x80[\x02-\x05].*\.", re.DOTALL)
 
 
@@ -107,7 +106,7 @@ def count_examples(reply: RecordedMessage) -> int:
     """Return N as the client reports it; 0 where it does not."""
     for metrics in reply.metrics.values():
         for name, value in metrics.items():
-            if _EXAMPLE_COUNT_NAMES.fullmatch(name):
+            if names_example_count(name):
                 return parse_count(value)
     return 0
 

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor, uint8
+from torch import Tensor, finfo, uint8
 
 from fedsim.base.errors import TranscriptError
 from fedsim.recording.cohort_systems import Cohort, CohortSystem
@@ -19,7 +19,11 @@ Floats = NDArray[np.float64]
 METRIC_PREFIX = "metric/"
 """Begins the name of a question that was answered by a number beside the arrays."""
 _MAX_FRACTION = 0.05
-"""Greatest distance of a sum from a whole number, before it is no sum of counts."""
+"""Greatest rounding error of a count."""
+_MAX_DISTANCE = 0.005
+"""Greatest distance of a sum from a whole number, before it is no sum of counts, as prices of 4.99 are none."""
+_FLOAT_ERROR = 1e-13
+"""Rounding error of a combination of sums in float64, relative to the largest one."""
 _FALSE_ALARM = 1e-6
 """How often noise alone may look like a change of the answers."""
 
@@ -33,12 +37,14 @@ class CohortAnswer:
         weight: N, the sum of the weights of the mean; the number of clients where none is reported.
         num_examples: N of a single client; 0 where it reports none.
         mean: the mean, or what the client answered, of any shape.
+        resolution: distance between neighbours in the type in which it was sent, relative to a number.
     """
 
     cohort: Cohort
     weight: int
     num_examples: int
     mean: Floats
+    resolution: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,14 +70,18 @@ def read_answers(transcript: Transcript) -> dict[str, list[CohortAnswer]]:
     Questions are arrays, and numbers beside them. One whose answers differ in shape is left out: it has no sums.
 
     Raises:
-        TranscriptError: a round is damaged, or an answer is NaN or infinite.
+        TranscriptError: a round is damaged, an answer is NaN or infinite, or sums are weighted by N in some rounds
+            and not in others.
     """
     answers: dict[str, list[CohortAnswer]] = defaultdict(list)
+    weighted: dict[bool, str] = {}
     for number in transcript.rounds:
         for reply in transcript.header(number).replies:
             update = transcript.recorded_update(number, reply.client, reply.message)
             cohort = Cohort(number, tuple(sorted(reply.senders)))
             weight = update.num_examples or len(cohort.members)
+            if len(cohort.members) > 1:
+                weighted.setdefault(bool(update.num_examples), f"round {number}, client {reply.client}")
             tensors: Mapping[str, Tensor] = update.gradient or update.after
             numbers = {name: np.asarray(t.double().numpy()) for name, t in tensors.items() if _is_number_tensor(t)}
             numbers |= {f"{METRIC_PREFIX}{name}": np.asarray(float(value)) for name, value in update.metrics.items()}
@@ -82,7 +92,17 @@ def read_answers(transcript: Transcript) -> dict[str, list[CohortAnswer]]:
                         "sum with it says anything; attack other rounds"
                     )
                 count = update.num_examples if len(cohort.members) == 1 else 0
-                answers[name].append(CohortAnswer(cohort=cohort, weight=weight, num_examples=count, mean=mean))
+                tensor = tensors.get(name)
+                resolution = finfo(tensor.dtype).eps if tensor is not None and tensor.is_floating_point() else 0.0
+                answer = CohortAnswer(
+                    cohort=cohort, weight=weight, num_examples=count, mean=mean, resolution=resolution
+                )
+                answers[name].append(answer)
+    if len(weighted) > 1:
+        raise TranscriptError(
+            f"{weighted[False]}: this sum reports no N, and that of {weighted[True]} does, so they are weighted in "
+            "two ways; attack rounds that do the same (adversary.rounds)"
+        )
     return {name: given for name, given in answers.items() if len({answer.mean.shape for answer in given}) == 1}
 
 
@@ -115,23 +135,32 @@ class QuestionGroup:
 
     @cached_property
     def sums(self) -> dict[str, Floats]:
-        """Return by question `answer number`, the sums over cohorts; whole numbers where all are nearly such."""
-        return {name: self._sum(given) for name, given in self.answers.items()}
+        """Return by question `answer number`, the sums over cohorts; whole numbers where they are counts."""
+        sums = {name: self._sum(given) for name, given in self.answers.items()}
+        return {name: given.round() if name in self.counts else given for name, given in sums.items()}
+
+    @cached_property
+    def counts(self) -> frozenset[str]:
+        """Return the questions whose sums are all whole numbers, up to rounding that is too small to hide another."""
+        return frozenset(name for name, given in self.answers.items() if self._are_counts(given))
 
     def _sum(self, given: Sequence[CohortAnswer]) -> Floats:
         means = np.stack([answer.mean.reshape(-1) for answer in given])
-        sums = np.asarray(means * self.weights[:, None])
-        whole = sums.round()
-        distance = np.abs(sums - whole).max()
-        if not self.errors.noise and distance <= min(_MAX_FRACTION, self.errors.tolerance * np.abs(sums).max()):
-            return np.asarray(whole)
-        return sums
+        return np.asarray(means * self.weights[:, None])
 
-    def error_variances(self, sums: Floats) -> Floats:
-        """Return `answer`, the variance of the error of each sum, of noise or of rounding."""
-        sizes = np.array([len(cohort.members) for cohort in self.cohorts])
+    def _are_counts(self, given: Sequence[CohortAnswer]) -> bool:
+        sums = self._sum(given)
+        largest, distance = np.abs(sums).max(), np.abs(sums - sums.round()).max()
+        # All large floats are whole numbers, which says nothing of what was added up.
+        resolution = max(_FLOAT_ERROR, *(answer.resolution for answer in given))
+        is_near = distance <= min(_MAX_DISTANCE, self.errors.tolerance * largest)
+        return bool(not self.errors.noise and is_near and resolution * largest <= _MAX_FRACTION)
+
+    def error_variances(self, name: str) -> Floats:
+        """Return `answer`, the variance of the error of each sum of a question, of noise or of rounding."""
+        sizes, sums = np.array([len(cohort.members) for cohort in self.cohorts]), self.sums[name]
         variances = np.asarray((self.weights * self.errors.noise) ** 2 / sizes)
-        if not self.errors.noise and (sums != sums.round()).any():
+        if not self.errors.noise and name not in self.counts:
             variances = np.full(len(sums), (self.errors.tolerance * np.abs(sums).max()) ** 2)
         return variances
 
@@ -148,10 +177,10 @@ class QuestionGroup:
         factors = [system.to_array(row) for row in rows if row is not None]
         if any(row @ self.weights[indices] < 1 - _MAX_FRACTION for row in factors):
             return False
-        for all_sums in self.sums.values():
-            sums, is_whole = all_sums[indices], bool((all_sums == all_sums.round()).all())
+        for name, all_sums in self.sums.items():
+            sums, is_whole = all_sums[indices], name in self.counts
             if self.errors.noise:
-                if not _holds_under_noise(system.identities, sums, self.error_variances(all_sums)[indices]):
+                if not _holds_under_noise(system.identities, sums, self.error_variances(name)[indices]):
                     return False
                 continue
             if not _holds(system.identities, sums, 0.0 if is_whole else self.errors.tolerance * np.abs(all_sums).max()):
@@ -163,7 +192,7 @@ class QuestionGroup:
 
 def _holds(identities: Floats, sums: Floats, error: float) -> bool:
     """Return whether combinations that should be 0 are, up to an error of each sum."""
-    allowed = np.abs(identities).sum(1)[:, None] * (error + 1e-9 * np.abs(sums).max(initial=0.0))
+    allowed = np.abs(identities).sum(1)[:, None] * (error + _FLOAT_ERROR * np.abs(sums).max(initial=0.0))
     return bool((np.abs(identities @ sums) <= allowed).all())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,10 +47,20 @@ MAX_NUM_EXAMPLES = (1 << 63) - 1
 """Largest N, which attacks compute with as int64."""
 EXAMPLE_COUNT_KEYS = ("num-examples", "num_examples")
 """Metrics in which Flower's clients report N."""
+_EXAMPLE_COUNT_NAMES = re.compile(r"num[-_]?(examples|samples)|n_(examples|samples)", re.IGNORECASE)
 NODE_FAILED = "its node failed"
 """Beginning of the failure reason of a client whose node failed, not the client itself."""
 DIFFERS_BY_CLIENT = "differs-by-client"
 """Config key under which a header lists facts that differ between clients, without their values."""
+
+
+def names_example_count(name: str) -> bool:
+    """Return whether a metric of this name reports N, in Flower's apps or in others.
+
+    >>> names_example_count("num-examples"), names_example_count("n_samples"), names_example_count("loss")
+    (True, True, False)
+    """
+    return bool(_EXAMPLE_COUNT_NAMES.fullmatch(name))
 
 
 def straggler_reason(number: int) -> str:

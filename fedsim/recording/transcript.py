@@ -19,7 +19,6 @@ from fedsim.base.errors import PayloadError, TranscriptError
 from fedsim.base.files import replace_atomically
 from fedsim.recording.control_variates import holds_controls, remove_controls, sum_changes
 from fedsim.recording.header import (
-    EXAMPLE_COUNT_KEYS,
     RECORDABLE,
     RECORDING_FOLDER,
     ROUND_FILE,
@@ -28,6 +27,7 @@ from fedsim.recording.header import (
     Reply,
     damage_error,
     hash_state,
+    names_example_count,
     read_header,
     straggler_reason,
     withhold_facts,
@@ -520,8 +520,10 @@ class Transcript:
 
 
 def _without_count(reply: Reply) -> Reply:
-    """Return a reply that does not say N, neither as such nor among its metrics."""
-    metrics = {name: value for name, value in reply.metrics.items() if name not in EXAMPLE_COUNT_KEYS}
+    """Return a reply that does not say N, neither as such nor among its metrics, whatever they call it."""
+    metrics = {name: value for name, value in reply.metrics.items() if not names_example_count(name)}
+    if reply.num_examples:
+        metrics = {name: value for name, value in metrics.items() if value != reply.num_examples}
     return replace(reply, num_examples=0, metrics=metrics)
 
 

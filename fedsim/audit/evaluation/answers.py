@@ -17,7 +17,7 @@ from fedsim.audit.evaluation.truth import ANSWERS, PEOPLE, Truth
 from fedsim.base.errors import DataError, join_first
 from fedsim.interfaces.answer_findings import AnsweredValues
 from fedsim.interfaces.metric import Metric
-from fedsim.recording.answer_claims import EXACT, UNDETERMINED
+from fedsim.recording.answer_claims import COUNT_NAME, EXACT, UNDETERMINED
 from fedsim.recording.cohort_answers import CohortAnswer, read_answers
 
 _STANDINGS = ("not determined", "if nobody's values changed", "exact")
@@ -59,7 +59,7 @@ class PeopleExact(Metric):
     preference = 172
     explanations = (
         "For people who joined or left, the guess of the floor is a person with the mean of what the client answered "
-        "per person, and the fullest cell of a histogram.",
+        "per person, and the fullest cell of a histogram; one whose answer is a number of people adds 1.",
     )
 
 
@@ -88,7 +88,7 @@ class AnswerEvaluator(Evaluator[AnsweredValues]):
         scores = [*score_numbers(numbers)]
         if finding.people:
             counts = _count_people(answers, int(about["victim"]))
-            scores.append(_score_people(finding, truth.answers, counts))
+            scores.append(score_people(finding, truth.answers, counts))
         return Judgement(scores=scores, examples=len(numbers.true))
 
     def show(self, finding: AnsweredValues, truth: Truth | None, tokens: Sequence[str], metric: str) -> Display:
@@ -242,7 +242,7 @@ def _count_people(answers: Mapping[str, Sequence[CohortAnswer]], victim: int) ->
     return counts
 
 
-def _score_people(finding: AnsweredValues, true_answers: Mapping[str, Tensor], counts: Mapping[int, int]) -> Score:
+def score_people(finding: AnsweredValues, true_answers: Mapping[str, Tensor], counts: Mapping[int, int]) -> Score:
     """Score what single people added, beside a guess by what the client answered before."""
     hits, guess_hits = list[float](), list[float]()
     for key, claimed in finding.people.items():
@@ -253,7 +253,7 @@ def _score_people(finding: AnsweredValues, true_answers: Mapping[str, Tensor], c
         true = true.reshape(-1).double()
         rounds = finding.rounds[name].tolist()
         before = rounds.index(int(number)) - 1
-        guess = _guess_person(finding.values[name][before].reshape(-1), counts.get(rounds[before], 0))
+        guess = _guess_person(name, finding.values[name][before].reshape(-1), counts.get(rounds[before], 0))
         hits.append(float(_are_exact(claimed.reshape(-1), true).all()))
         guess_hits.append(float(_are_exact(guess, true).all()))
     if not hits:
@@ -262,8 +262,13 @@ def _score_people(finding: AnsweredValues, true_answers: Mapping[str, Tensor], c
     return Score.against_guesses("people_exact", sum(hits) / len(hits), guesses)
 
 
-def _guess_person(answer: Tensor, count: int) -> Tensor:
-    """Return a person in the fullest cell of a histogram; of one number, its share of the sum over `count` people."""
+def _guess_person(name: str, answer: Tensor, count: int) -> Tensor:
+    """Return a person in the fullest cell of a histogram; of one number, its share of the sum over `count` people.
+
+    To a number of people, each person adds 1.
+    """
+    if answer.numel() == 1 and COUNT_NAME.search(name):
+        return torch.ones(1, dtype=torch.float64)
     if answer.numel() == 1:
         return answer / max(count, 1)
     return torch.nn.functional.one_hot(answer.argmax(), answer.numel()).double()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fedsim.audit.audit import Audit
 from fedsim.base.errors import ConfigError
@@ -15,7 +16,10 @@ from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import read_rows
 from fedsim.interfaces.knowledge import MESSAGE_FACTS
 from fedsim.plugins.registry import load, registered_names
+from fedsim.recording.payloads import Payload
+from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
+from fedsim.recording.wire_format import Update
 from fedsim.report.threats import list_granted_facts
 from tests.support.experiments import make_attack_file, make_tiny_config, run_serial
 
@@ -89,6 +93,16 @@ def test_nothing_in_a_recording_without_counts_says_n(recorded: tuple[Config, Op
             assert (reply.num_examples, {"num-examples", "num_examples"} & reply.metrics.keys()) == (0, set())
 
 
+def test_n_is_withheld_under_whatever_name_metrics_give_it(tmp_path: Path) -> None:
+    state = {"w": torch.zeros(2)}
+    metrics = {"n_samples": 7.0, "rows": 7.0, "loss": 0.5}
+    payload = Payload.from_dense({"w": torch.ones(2)}, "weights")
+    update = Update(round=1, client=0, before=state, payload=payload, num_examples=7, metrics=metrics)
+    Recorder(tmp_path / "transcript").write(1, [update])
+    hidden = Transcript(tmp_path / "transcript").without_example_counts()
+    assert hidden.update(1, 0).metrics == hidden.header(1).replies[0].metrics == {"loss": 0.5}
+
+
 def test_a_report_says_what_of_the_messages_is_withheld(recorded: tuple[Config, OpenRun]) -> None:
     attacks = {name: load("attacks", name) for name in ("linkability", "sme")}
     findings = [{"attack": "linkability", "granted": []}]
@@ -103,6 +117,11 @@ def test_a_report_says_what_of_the_messages_is_withheld(recorded: tuple[Config, 
 def test_others_than_a_server_are_told_n_of_sums() -> None:
     with pytest.raises(ConfigError, match="num_examples and client_ids are withheld from a server"):
         validate_tables(AdversaryTable, {"who": "outsider", "knowledge": {"num_examples": False}}, "a.toml")
+
+
+def test_labels_that_say_n_are_not_granted_where_n_is_withheld() -> None:
+    with pytest.raises(ConfigError, match="labels are granted, which are as many as the examples"):
+        validate_tables(AdversaryTable, {"knowledge": {"num_examples": False, "labels": True}}, "a.toml")
 
 
 def test_every_attack_over_rounds_that_needs_no_ids_is_one_that_links_messages() -> None:

@@ -4,23 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from fedsim.base.errors import TranscriptError
 from fedsim.recording.answer_claims import EXACT, UNCHECKED, UNDETERMINED, AnswerClaim, claim_answers, find_people
-from fedsim.recording.cohort_answers import AnswerErrors, CohortAnswer, Floats, group_questions
+from fedsim.recording.cohort_answers import AnswerErrors, CohortAnswer, Floats, group_questions, read_answers
 from fedsim.recording.cohort_systems import Cohort, CohortSystem
+from fedsim.recording.payloads import Payload
+from fedsim.recording.recorder import Recorder
+from fedsim.recording.transcript import Transcript
+from fedsim.recording.wire_format import Update
 
 
 def claim(
-    cohorts: Sequence[tuple[int, ...]], values: Floats, client: int, errors: AnswerErrors | None = None
+    cohorts: Sequence[tuple[int, ...]],
+    values: Floats,
+    client: int,
+    errors: AnswerErrors | None = None,
+    rounds: Sequence[int] = (),
+    resolution: float = 0.0,
 ) -> tuple[list[AnswerClaim], list[int]]:
-    """Claim what `client` answered; `values` are `round client cell`, one cohort a round."""
+    """Claim what `client` answered; `values` are `round client cell`, one cohort a round unless rounds are given."""
     answers = []
     for index, members in enumerate(cohorts):
-        cohort, mean = Cohort(index + 1, members), values[index, list(members)].mean(0)
-        answers.append(CohortAnswer(cohort=cohort, weight=len(members), num_examples=0, mean=mean))
+        cohort = Cohort(rounds[index] if rounds else index + 1, members)
+        mean = values[index, list(members)].mean(0)
+        answers.append(
+            CohortAnswer(cohort=cohort, weight=len(members), num_examples=0, mean=mean, resolution=resolution)
+        )
     (group,) = group_questions({"ages": answers}, errors or AnswerErrors())
     claims, changes = claim_answers(group, client)
     return claims["ages"], changes
@@ -95,6 +110,30 @@ def test_a_negative_count_shows_that_values_changed() -> None:
     assert (given.standing, changes) == (UNDETERMINED, [2])
 
 
+@pytest.mark.parametrize("prices", [[499.99, 699.99, 899.99], [1e9 + 3, 2e9 + 7, 3e9 + 11]])
+def test_numbers_that_are_nearly_whole_or_too_large_for_their_type_are_no_sure_counts(prices: list[float]) -> None:
+    pairs = [(0, 1), (1, 2), (0, 2), (0, 1, 2)] * 3
+    values = repeat([[price] for price in prices], len(pairs))
+    for given in claim(pairs, values, 2, resolution=float(np.finfo(np.float32).eps))[0]:
+        assert abs(given.value[0] - prices[2]) < given.spread[0]
+
+
+def test_a_count_that_grows_by_one_in_billions_is_noticed() -> None:
+    pairs = [(0, 1), (1, 2), (0, 2), (0, 1, 2)] * 3
+    values = repeat([[1e9], [2e9], [3e9]], len(pairs))
+    values[5:, 2] += 1
+    claims, changes = claim(pairs, values, 2)
+    assert changes
+    assert EXACT not in [given.standing for given in claims]
+
+
+def test_a_round_that_contradicts_itself_determines_nothing() -> None:
+    values = repeat([[1.0], [2.0], [4.0]], 4)
+    values[3, 0] += 6
+    claims, changes = claim([(0, 1, 2), (0, 1), (1, 2), (0, 2)], values, 0, rounds=[1, 1, 1, 1])
+    assert ([given.standing for given in claims], changes) == ([UNDETERMINED], [1])
+
+
 def test_the_spread_is_the_error_that_told_noise_leaves() -> None:
     rng, ratios = np.random.default_rng(3), list[float]()
     cohorts = [(0, 1, 2), (0, 1), (1, 2), (0, 2)] * 3
@@ -134,3 +173,14 @@ def test_who_joined_is_told_where_the_number_of_people_changes_by_one() -> None:
     (person,) = find_people(claims, {})
     assert (person.joined, person.values["income_mean_sum"].tolist()) == (False, [25])
     assert not {"income_max", "income_mean"} & set(person.values)
+
+
+def test_sums_that_are_weighted_in_some_rounds_alone_are_no_system(tmp_path: Path) -> None:
+    payload, before = Payload.from_dense({"total": torch.ones(1)}, "weights"), {"total": torch.zeros(1)}
+    for number, count in ((1, 10), (2, 0)):
+        update = Update(
+            round=number, client=0, before=before, payload=payload, num_examples=count, members=(0, 1, 2)[: 4 - number]
+        )
+        Recorder(tmp_path / "transcript", resume=True).write(number, [update])
+    with pytest.raises(TranscriptError, match="round 2, client 0: this sum reports no N, and that of round 1"):
+        read_answers(Transcript(tmp_path / "transcript"))

@@ -1,0 +1,29 @@
+"""Answers about people are scored beside what everybody knows of a person."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from fedsim.audit.evaluation.answers import score_people
+from fedsim.audit.evaluation.truth import PEOPLE
+from fedsim.interfaces.answer_findings import AnsweredValues
+
+
+def test_that_a_person_adds_one_to_a_number_of_people_is_no_finding() -> None:
+    def column(low: float, high: float) -> torch.Tensor:
+        return torch.tensor([[low], [high]], dtype=torch.float64)
+
+    values: Mapping[str, torch.Tensor] = {"count": column(4, 5), "income": column(100, 140)}
+    both = torch.tensor([1, 2])
+    finding = AnsweredValues(
+        rounds=dict.fromkeys(values, both),
+        values=values,
+        standings=dict.fromkeys(values, torch.tensor([2, 2])),
+        spreads=dict.fromkeys(values, torch.zeros(2, 1)),
+        people={"2/count": torch.ones(1), "2/income": torch.tensor([40.0])},
+    )
+    true = {f"{PEOPLE}/2/count": torch.ones(1), f"{PEOPLE}/2/income": torch.tensor([40.0])}
+    score = score_people(finding, true, {})
+    assert (score.value, score.floor) == (1.0, 0.5)
