@@ -174,7 +174,7 @@ def _remark_on_dossier(stated: Dossier, found: Dossier, *, is_signed: bool) -> l
     """Say how far the result can be relied on."""
     remarks = [f"{start_sentence(found.evidence.integrity)}."]
     if not is_signed:
-        remarks.append("The dossier is not signed, so that who can write there can make it again.")
+        remarks.append("The dossier is not signed: whoever can write there could have made it anew.")
     elif signing_key() is None:
         remarks.append("The dossier is signed with a key that was not given (--key), so its signature was not checked.")
     if stated.versions != found.versions:

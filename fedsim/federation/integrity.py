@@ -99,7 +99,7 @@ def compare_with_manifest(run: OpenRun) -> Verdict:
     elif manifest.signed:
         remark = f"signed, with a key that was not given (--key, {KEY_VARIABLE})"
     else:
-        remark = "unsigned, so that who can write there can make them again"
+        remark = "unsigned: whoever can write there could have made them anew"
     if foreign := [name for name in unlisted if not is_run_file(name)]:
         remark += f"; {join_first(foreign, _MAX_LISTED)}: not fedsim's, and nothing reads it"
     if manifest.late:

@@ -101,7 +101,7 @@ def _judge_attack(outcomes: Sequence[DefenseOutcome]) -> AttackOutcome:
         if still_by:
             reason = _describe_metrics(less_by, still_by)
         elif worst.word != WEAKENS:
-            reason = "less leaks than without it, but by another metric it is not shown that no more than a guess does"
+            reason = "less leaks than without it; whether it still leaks by another metric is open"
         # The means that are shown are those of a metric that tells both, where there is one.
         worst = next((item for item in weaker if item.leaks_with_defense), worst if worst in weaker else weaker[0])
     return AttackOutcome(
@@ -129,7 +129,7 @@ def _describe_metrics(less_by: Sequence[str], still_by: Sequence[str], most: int
     text = f"less leaks by {_enumerate_metrics(less_by, most)}"
     if not still_by:
         return text
-    text += ", and still more than a guess gets"
+    text += ", but it still leaks"
     return text if tuple(less_by) == tuple(still_by) else f"{text} by {_enumerate_metrics(still_by, most)}"
 
 

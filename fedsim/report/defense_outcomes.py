@@ -272,9 +272,10 @@ def _why_control_says_nothing(control: ScoreReading) -> str:
 
 def _why_it_does_not_hold(sides: Sequence[ScoreReading], *, leaks: bool) -> str:
     if leaks:
-        return "less leaks than without it, and still more than a guess gets"
+        return "less leaks than without it, but it still leaks"
     if all(at_floor(side.summary) for side in sides):
         return (
-            "less leaks than without it; knowing it changed nothing for the attack, so that nobody tried to get past it"
+            "less leaks than without it, but the attack made no use of knowing the defense, so that nobody tried to "
+            "get past it"
         )
-    return "less leaks than without it, but it is not shown that no more than a guess does"
+    return "less leaks than without it; whether it still leaks is open"

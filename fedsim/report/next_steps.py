@@ -19,7 +19,7 @@ RUN, SWEEP = "RUN", "SWEEP"
 """Names of the folder in the commands of a page, which may have been moved."""
 CERTAINTY = (
     "Where messages say nothing, each single claim of a leak, by one attack and one metric, would be made in at most "
-    "5 % of cases; that any of several claims is made is likelier."
+    "5 % of cases; that one of several is made by chance is likelier."
 )
 """How sure the verdict `leaks` is."""
 _KNOW_DEFENSES = "adversary.knowledge.defenses=true"

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from markupsafe import Markup
 
 from fedsim.base.errors import RunError
 from fedsim.base.files import write_text
 from fedsim.federation.run_folder import RunFolder
+from fedsim.interfaces.knowledge import FACTS
 from fedsim.interfaces.metric import describe_metric
 from fedsim.report.charts import Curve, HeatMapCell, Look, draw_curves, draw_heat_map
 from fedsim.report.html import render_page
@@ -109,6 +111,7 @@ def write_sweep_page(folder: Path) -> Path:
         ),
         cells=[row | {"href": report_address(row["run"])} for row in cells.rows],
         file=file,
+        grants=list_unusual_grants(tables),
         requirements=sweep_origins(tables) + metric_origins(first_rows),
     )
     write_text(folder / PAGE, text)
@@ -118,6 +121,17 @@ def write_sweep_page(folder: Path) -> Path:
 def knows_defenses(rows: Sequence[Row]) -> bool:
     """Return whether any adversary of a sweep knows the defenses."""
     return any(row["knows_defenses"] == "1" for row in rows)
+
+
+def list_unusual_grants(tables: Mapping[str, Any]) -> list[str]:
+    """Return what a sweep file grants the adversaries of all its cells beyond what is usual, in words.
+
+    >>> list_unusual_grants({"adversary": {"knowledge": {"labels": True, "model": True}}})
+    ['labels']
+    """
+    knowledge = tables.get("adversary", {}).get("knowledge", {})
+    unusual = [name for name, fact in FACTS.items() if not fact.granted_by_default and knowledge.get(name)]
+    return [name.replace("_", " ") for name in unusual]
 
 
 def _count_states(cells: Sequence[Row]) -> list[tuple[str, int]]:

@@ -217,8 +217,8 @@ def test_a_normal_run_is_told_from_floor_to_citation(folder, held):
         "Attacked were the messages of client 0 in round 1 of 3.",
         "From the messages of 1 victim, the server got back all 3 images exactly (by sme). "
         "By exact, sme leaks. By PSNR, sme is beyond the floor. Where messages say nothing, each single claim of a "
-        "leak, by one attack and one metric, would be made in at most 5 % of cases; that any of several claims is made "
-        "is likelier. The model",
+        "leak, by one attack and one metric, would be made in at most 5 % of cases; that one of several is made by "
+        "chance is likelier. The model",
         "From fewer than 5 victims, only examples that are matched",
         "mlp (hidden [4]): 310 parameters",
         "2 clients, 3 rounds, fedavg",

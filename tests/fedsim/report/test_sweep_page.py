@@ -240,7 +240,7 @@ def test_points_below_the_guess_are_said_to_be_at_the_guess(grid: list[dict[str,
 
 def test_without_a_front_the_page_says_that_no_setting_is_better(grid: list[dict[str, Any]], tmp_path: Path) -> None:
     text = write(tmp_path, [row | {"accuracy": 0.7} for row in grid])  # two victims that differ have wide intervals
-    assert "No setting is better than another beyond uncertainty" in text
+    assert "No front is drawn" in text
     assert 'class="front"' not in text
 
 
@@ -274,6 +274,13 @@ def test_perfect_claims_and_unmeasured_accuracy_are_told_and_not_drawn(tmp_path:
     assert ">exact</a>" in text
     unmeasured = write(tmp_path, [{**row, "accuracy": ""} for row in found])
     assert "no setting has both as finite numbers" in unmeasured
+
+
+def test_what_the_adversaries_were_told_is_said(grid: list[dict[str, Any]], tmp_path: Path) -> None:
+    told = "told what most servers do not know: labels, defenses."
+    assert told not in write(tmp_path, grid)
+    (tmp_path / "sweep.toml").write_text("[adversary.knowledge]\nlabels = true\ndefenses = true\nmodel = true\n")
+    assert told in write_sweep_page(tmp_path).read_text()
 
 
 def test_what_does_not_apply_and_failed_is_told_and_escaped(grid: list[dict[str, Any]], tmp_path: Path) -> None:
