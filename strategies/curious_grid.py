@@ -13,20 +13,20 @@ import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
 from fedsim.recording.recorder import Recorder
 from strategies.exchange import Exchange, refuse_encoded
 from strategies.observer import Observer, flower_log, new_run_recorder
+from strategies.wrapped_grid import WrappedGrid
 
 _MAX_OPEN_EXCHANGES = 8
 """Largest number of exchanges in memory that wait for replies; then the oldest is written."""
 
 
-class CuriousGrid(Grid):
+class CuriousGrid(WrappedGrid):
     """Grid that passes all messages of another Grid on unchanged, and records them.
 
     Args:
@@ -51,18 +51,13 @@ class CuriousGrid(Grid):
         decodes: bool = False,
         partitions: Mapping[int, int] | None = None,
     ) -> None:
-        self.grid = grid
+        super().__init__(grid)
         recorder = recording if isinstance(recording, Recorder) else new_run_recorder(recording)
         self.recording = recorder.folder.parent
         self._open_exchanges = _OpenExchanges(Observer(recorder, count, partitions), decodes=decodes)
         # Called at the latest when the program ends.
         self._finalizer = weakref.finalize(self, self._open_exchanges.close)
         flower_log.info("fedsim: what this server sees is recorded in %s", self.recording)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "grid":  # copying asks for it before it is set
-            raise AttributeError(name)
-        return getattr(self.grid, name)
 
     @property
     def losses(self) -> list[str]:
@@ -78,29 +73,6 @@ class CuriousGrid(Grid):
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    def set_run(self, run: Any) -> None:
-        """Set the run of the wrapped Grid."""
-        self.grid.set_run(run)
-
-    @property
-    def run(self) -> Any:
-        """Return the run of the wrapped Grid."""
-        return self.grid.run
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        """Return a message of the wrapped Grid; it is recorded when it is sent."""
-        return self.grid.create_message(content, message_type, dst_node_id, group_id, ttl)
-
-    def get_node_ids(self) -> Iterable[int]:
-        """Return the ids of the connected nodes."""
-        return self.grid.get_node_ids()
-
-    def get_nodes(self) -> Iterable[Any]:
-        """Return the connected nodes."""
-        return self.grid.get_nodes()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Record messages, then send them, and return their ids."""

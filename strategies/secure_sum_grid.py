@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
-from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Error, Message, MessageType
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
@@ -16,6 +15,7 @@ from fedsim.federation.config import SecureAggregationTable
 from fedsim.federation.secure_aggregation import SINGLE_UPDATE_STRATEGIES
 from strategies.message_content import GROUP_RECORD, MEMBERS_KEY, describe_wrong_records, is_number
 from strategies.secure_sum import SecureSum
+from strategies.wrapped_grid import WrappedGrid
 
 log = logging.getLogger("fedsim." + __name__)
 _COUNT_KEY = "num-examples"
@@ -23,7 +23,7 @@ _REFUSED = 2
 """Code of the error of a client that would not take part in a sum."""
 
 
-class SecureSumGrid(Grid):
+class SecureSumGrid(WrappedGrid):
     """Grid that passes on one reply a group in the place of those of its clients, see `SecureSum`.
 
     The most examples that any client of a round reports stands for N_max. Other messages pass unchanged.
@@ -36,32 +36,9 @@ class SecureSumGrid(Grid):
     """
 
     def __init__(self, grid: Grid, table: SecureAggregationTable, seed: int, partitions: Mapping[int, int]) -> None:
-        self.grid, self._table, self._seed, self._partitions = grid, table, seed, partitions
+        super().__init__(grid)
+        self._table, self._seed, self._partitions = table, seed, partitions
         self._num_rounds = 0
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "grid":  # copying asks for it before it is set
-            raise AttributeError(name)
-        return getattr(self.grid, name)
-
-    def set_run(self, run: Any) -> None:
-        """Set the run of the wrapped Grid."""
-        self.grid.set_run(run)
-
-    @property
-    def run(self) -> Any:
-        """Return the run of the wrapped Grid."""
-        return self.grid.run
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        """Return a message of the wrapped Grid."""
-        return self.grid.create_message(content, message_type, dst_node_id, group_id, ttl)
-
-    def get_node_ids(self) -> Iterable[int]:
-        """Return the ids of the connected nodes."""
-        return self.grid.get_node_ids()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages that are not summed.

@@ -21,9 +21,8 @@ from fedsim.inversion.priors import TotalVariation
 from fedsim.inversion.problem import OPTIMIZER_FACTS, InversionProblem, build_problem
 from fedsim.inversion.recipe import INPUT_MOMENTS, MEAN_GRADIENT_FACTS, Recipe, constant_schedule, step_decay_schedule
 from fedsim.inversion.restart import InversionTask
-from fedsim.inversion.update_models import OptimisedVariable, UpdateModel
+from fedsim.inversion.update_models import UnrolledTraining
 from fedsim.recording.wire_format import Update
-from fedsim.training.optimizers import sgd_direction
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,29 +124,16 @@ def _full_batch_problem(update: Update, knowledge: Knowledge) -> InversionProble
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimulatedRounds(UpdateModel):
+class SimulatedRounds(UnrolledTraining):
     """Mean steps of simulated local training with all examples in each step, of several rounds.
 
     Attributes:
         later: rounds after that of the problem.
     """
 
-    simulates: ClassVar[frozenset[str]] = frozenset({"momentum", "weight_decay", "proximal_mu"})
+    splits_batches: ClassVar[bool] = False
 
     later: Sequence[InversionProblem] = ()
-
-    def variables(self, problem: InversionProblem) -> dict[str, OptimisedVariable]:
-        """Return no variables.
-
-        Raises:
-            AttackError: clients train by another optimizer than SGD.
-        """
-        if problem.sent_gradient is None and problem.optimizer != "sgd":
-            raise AttackError(
-                f"{problem.where}: this attack simulates local training by SGD, and clients train "
-                f"by {problem.optimizer}; choose one that does not simulate it, as sme"
-            )
-        return {}
 
     def gradient(
         self, problem: InversionProblem, values: Mapping[str, Tensor], dummy: Tensor, labels: Tensor
@@ -155,24 +141,12 @@ class SimulatedRounds(UpdateModel):
         """Simulate each round on the dummy data; return the mean steps of all rounds, one after another."""
         steps: list[Tensor] = []
         for round_problem in (problem, *self.later):
-            steps += _simulate_round(replace(round_problem, model=problem.model), dummy, labels)
+            steps += super().gradient(replace(round_problem, model=problem.model), values, dummy, labels)
         return steps
 
-
-def _simulate_round(problem: InversionProblem, dummy: Tensor, labels: Tensor) -> list[Tensor]:
-    """Return the mean of the steps of a round in which each step takes all dummy data."""
-    weights: Sequence[Tensor] = problem.before
-    momentum: dict[int, Tensor] = {}
-    total: list[Tensor] = []
-    for _ in range(problem.steps):
-        gradient = problem.gradient(weights, dummy, labels)
-        triples = enumerate(zip(gradient, weights, problem.before, strict=True))
-        steps = [sgd_direction(g, w, start, problem, momentum, index) for index, (g, w, start) in triples]
-        total = [t + step for t, step in zip(total, steps, strict=True)] if total else steps
-        if problem.sent_gradient is None:
-            assert problem.learning_rate is not None
-            weights = [w - problem.learning_rate * step for w, step in zip(weights, steps, strict=True)]
-    return [t / problem.steps for t in total]
+    def _split_batches(self, problem: InversionProblem, dummy: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Return all inputs and labels for each local step."""
+        return [(dummy, labels)] * problem.steps
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -150,7 +150,6 @@ class UnrolledTraining(UpdateModel):
         self, problem: InversionProblem, values: Mapping[str, Tensor], dummy: Tensor, labels: Tensor
     ) -> list[Tensor]:
         """Simulate local training on the dummy data; return the mean of its T steps."""
-        assert problem.learning_rate is not None
         weights: Sequence[Tensor] = problem.before
         momentum: dict[int, Tensor] = {}
         total: list[Tensor] = []
@@ -158,8 +157,10 @@ class UnrolledTraining(UpdateModel):
             gradient = problem.gradient(weights, batch, targets)
             triples = enumerate(zip(gradient, weights, problem.before, strict=True))
             steps = [sgd_direction(g, w, start, problem, momentum, index) for index, (g, w, start) in triples]
-            weights = [w - problem.learning_rate * step for w, step in zip(weights, steps, strict=True)]
             total = [t + step for t, step in zip(total, steps, strict=True)] if total else steps
+            if problem.sent_gradient is None:  # a client that sends its gradient takes no step
+                assert problem.learning_rate is not None
+                weights = [w - problem.learning_rate * step for w, step in zip(weights, steps, strict=True)]
         return [t / problem.steps for t in total]
 
     def _split_batches(self, problem: InversionProblem, dummy: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
