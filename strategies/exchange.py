@@ -151,6 +151,12 @@ class Exchange:
         return not self._replies and not self.awaited_indices
 
     @property
+    def only_delivers(self) -> bool:
+        """Return whether nobody answers with arrays: answers acknowledge alone, or there are to be none."""
+        answers = [reply for reply in self._replies.values() if not isinstance(reply, str)]
+        return self.is_one_way or (bool(answers) and not any(answer.arrays for answer in answers))
+
+    @property
     def is_open(self) -> bool:
         """Return whether replies may still come."""
         return bool(set(range(len(self.server_messages))) - self._replies.keys() - self.abandoned_indices)
@@ -317,8 +323,9 @@ class Exchange:
             names: node to the id of its client.
             recorded: clients whose updates are recorded.
         """
-        # Arrays of queries, and those that nobody is to answer, are in no round; models to train and to evaluate are.
-        are_kept = self.kind.split(".")[0] == MessageType.QUERY or (self.is_training and self.is_one_way)
+        # Arrays of queries, and those that nobody answers with others, are in no round; models to train and to
+        # evaluate are.
+        are_kept = self.kind.split(".")[0] == MessageType.QUERY or (self.is_training and self.only_delivers)
         sent = [
             _record_message(message.node, message.content, names, arrays=are_kept) for message in self.server_messages
         ]

@@ -45,8 +45,8 @@ class SplitLearning(Strategy):
     bottom model. `clients.feature_party` plays the other side. Before the first round, it asks all
     parties which rows they hold, and refuses to train where these are not the rows with labels.
 
-    Steps take rows without replacement until none is left, in an order that is keyed by the seed,
-    and then in another order again. Loss and accuracy of a step are of its rows before it is taken.
+    Steps take rows without replacement until fewer than `batch_size` are left, which this pass leaves
+    out, in an order that is keyed by the seed, and then in another order again. Loss and accuracy of a step are of its rows before it is taken.
 
     Args:
         bottoms: bottom model of each feature party, in the order of `partition-id`.

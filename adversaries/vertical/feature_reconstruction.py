@@ -77,7 +77,9 @@ class EmbeddingInversion(Attack):
                 features.pop(row, None)
         if not features:
             raise AttackError(f"client {target.victim}: all rows of these steps are known; grant fewer")
-        return RowFeatures(rows=torch.tensor(list(features)), data=torch.stack(list(features.values())))
+        return RowFeatures(
+            rows=torch.tensor(list(features)), data=torch.stack(list(features.values())), counted=steps[0].counted
+        )
 
     def _match(
         self,
@@ -89,7 +91,8 @@ class EmbeddingInversion(Attack):
     ) -> Tensor:
         """Return `row feature` in [0, 1] whose embeddings are near."""
         columns = _read_columns(knowledge)
-        scale = embeddings.std(0).clamp_min(1e-6)
+        # A single row has no deviation.
+        scale = embeddings.std(0).clamp_min(1e-6) if len(embeddings) > 1 else torch.ones(embeddings.shape[1])
 
         def misfit(rows: Tensor) -> Tensor:
             # A value of each row; leading axes are kept.
@@ -191,7 +194,8 @@ class EmbeddingRegression(Attack):
         ids, positions = torch.unique(rows[~is_known], return_inverse=True)
         sums = torch.zeros(len(ids), sum(columns)).index_add(0, positions, predictions)
         means = sums / positions.bincount()[:, None]
-        return RowFeatures(rows=ids, data=_round_categories(means.clamp(0, 1), columns))
+        data = _round_categories(means.clamp(0, 1), columns)
+        return RowFeatures(rows=ids, data=data, counted=steps[0].counted)
 
     def _regress(
         self,

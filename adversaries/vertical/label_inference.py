@@ -49,7 +49,12 @@ class GradientLabelInference(Attack):
             scores.append(step_scores / step_scores.abs().mean().clamp_min(1e-30))
             # Nothing is minimised; the length of gradients says how far the head has come.
             progress(index, len(known_steps), {"objective": float(gradients.norm(dim=1).mean())})
-        return RowLabels(rows=torch.cat(rows), steps=torch.cat(steps), scores=torch.cat(scores))
+        return RowLabels(
+            rows=torch.cat(rows),
+            steps=torch.cat(steps),
+            scores=torch.cat(scores),
+            counted=known_steps[0][0].counted,
+        )
 
     def _check_gradients(self, gradients: Tensor, num_classes: int) -> None:
         """Raise AttackError, or warn, where these gradients `row unit` are none that the attack is for."""

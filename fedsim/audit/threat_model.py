@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedsim.audit.architecture import ReferencedLoss, ReferencedModel
-from fedsim.audit.evaluation.truth import Truth
+from fedsim.audit.evaluation.truth import Truth, draw_known_rows
 from fedsim.base.errors import AttackError, ConfigError, DataError, PluginError, did_you_mean, first_line
 from fedsim.base.randomness import generator
 from fedsim.base.task import label_loss, smooth_labels, sort_targets, squared_error
@@ -351,7 +351,7 @@ def _draw_known_rows(records: Records, truth: Truth, count: int, seed: int, vict
             f"adversary.knowledge.known_rows: {count} of {total} rows would be known, so that none is left to attack; "
             "grant fewer"
         )
-    chosen = torch.randperm(total, generator=generator(seed, "known rows", victim))[:count]
+    chosen = draw_known_rows(count, total, seed, victim)
     ids = truth.rows if truth.rows is not None else torch.arange(total)
     return KnownRows(inputs=records.inputs[chosen], labels=records.labels[chosen], rows=ids[chosen])
 

@@ -21,12 +21,14 @@ class RowLabels(Finding):
         rows: `claim`, ids.
         steps: `claim`, round of the step that the claim is from.
         scores: `claim class`, higher is likelier; comparable within a step.
+        counted: number of rows of each step, where messages name none and `rows` are positions; else 0.
     """
 
     kind = "row-labels"
     rows: Tensor
     steps: Tensor
     scores: Tensor
+    counted: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -41,12 +43,16 @@ class RowLabels(Finding):
     @property
     def claim_tensors(self) -> dict[str, Tensor]:
         """Return the tensors that are saved for the claim, by name, without the trace."""
-        return {"rows": self.rows, "steps": self.steps, "scores": self.scores}
+        counted = torch.tensor(self.counted)
+        return {"rows": self.rows, "steps": self.steps, "scores": self.scores, "counted": counted}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], trace: Mapping[str, Tensor]) -> Self:
         """Make the finding from its `claim_tensors`."""
-        return cls(rows=tensors["rows"], steps=tensors["steps"], scores=tensors["scores"], trace=trace)
+        counted = int(tensors["counted"])
+        return cls(
+            rows=tensors["rows"], steps=tensors["steps"], scores=tensors["scores"], counted=counted, trace=trace
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,11 +62,13 @@ class RowFeatures(Finding):
     Attributes:
         rows: `row`, ids.
         data: `row feature` in [0, 1].
+        counted: see `RowLabels`.
     """
 
     kind = "row-features"
     rows: Tensor
     data: Tensor
+    counted: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,12 +82,12 @@ class RowFeatures(Finding):
     @property
     def claim_tensors(self) -> dict[str, Tensor]:
         """Return the tensors that are saved for the claim, by name, without the trace."""
-        return {"rows": self.rows, "data": self.data}
+        return {"rows": self.rows, "data": self.data, "counted": torch.tensor(self.counted)}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], trace: Mapping[str, Tensor]) -> Self:
         """Make the finding from its `claim_tensors`."""
-        return cls(rows=tensors["rows"], data=tensors["data"], trace=trace)
+        return cls(rows=tensors["rows"], data=tensors["data"], counted=int(tensors["counted"]), trace=trace)
 
 
 def _check_ids(ids: object, name: str) -> None:

@@ -30,6 +30,7 @@ class SplitStep:
     Attributes:
         number: round in which the embeddings were sent.
         rows: `row`, ids; positions where the messages name none.
+        counted: number of rows where the messages name none, else 0.
         embeddings: `row unit`, float32.
         gradients: `row unit`, of the loss with respect to the embeddings; None where the next
             message is not there.
@@ -38,6 +39,7 @@ class SplitStep:
 
     number: int
     rows: Tensor
+    counted: int
     embeddings: Tensor
     gradients: Tensor | None
     bottom: State
@@ -46,19 +48,25 @@ class SplitStep:
 def read_split_steps(updates: Iterable[Update]) -> list[SplitStep]:
     """Read the steps of one feature party from what it was sent and answered.
 
+    A gradient that is bit for bit what the party was sent before its last answer, too, is no new
+    one: a server that sends gradients in messages of their own may send none for a step.
+
     Args:
         updates: of one party, in ascending order of rounds; `before` is what it was sent.
 
     Raises:
         TranscriptError: an answer holds no embeddings, its rows are others than those that were
-            asked for, or a gradient has another shape than the embeddings before it.
+            asked for, or not named though numbers of rows differ, or a gradient has another shape
+            than the embeddings before it.
     """
-    steps, last = list[SplitStep](), None
+    steps, last, last_gradient = list[SplitStep](), None, None
     for update in updates:
         where = f"round {update.round}, client {update.client}"
         gradient = _find_matrix(update.before, f"{where}: what it was sent")
-        if gradient is not None and steps and last is not None and update.round == last + 1:
+        is_new = gradient is not None and (last_gradient is None or not torch.equal(gradient, last_gradient))
+        if is_new and gradient is not None and steps and last is not None and update.round == last + 1:
             steps[-1] = _add_gradient(steps[-1], gradient, where)
+        last_gradient = gradient
         embeddings = _find_matrix(update.after, f"{where}: its answer")
         if embeddings is None:
             raise TranscriptError(
@@ -66,13 +74,21 @@ def read_split_steps(updates: Iterable[Update]) -> list[SplitStep]:
                 "of split learning, or name the record with [app] record"
             )
         bottom = {key.removeprefix(BOTTOM): value for key, value in update.before.items() if key.startswith(BOTTOM)}
+        rows = _read_rows(update, len(embeddings), where)
         step = SplitStep(
             number=update.round,
-            rows=_read_rows(update, len(embeddings), where),
+            rows=torch.arange(len(embeddings)) if rows is None else rows,
+            counted=len(embeddings) if rows is None else 0,
             embeddings=embeddings,
             gradients=None,
             bottom=bottom,
         )
+        if steps and steps[0].counted != step.counted:
+            raise TranscriptError(
+                f"{where}: messages do not name the rows of {len(embeddings)} embeddings, and those of round "
+                f"{steps[0].number} are {len(steps[0].embeddings)}, so nobody knows which rows they are of; have the app "
+                f"send ids in an integer tensor '{ROWS}'"
+            )
         steps.append(step)
         last = update.round
     return steps
@@ -102,8 +118,8 @@ def _find_matrix(state: State, where: str) -> Tensor | None:
     return tensor if tensor.ndim == 2 else tensor[:, None]
 
 
-def _read_rows(update: Update, count: int, where: str) -> Tensor:
-    """Return the ids of the rows that were asked for and answered."""
+def _read_rows(update: Update, count: int, where: str) -> Tensor | None:
+    """Return the ids of the rows that were asked for and answered; None where no message names them."""
     asked, answered = update.before.get(ROWS), update.after.get(ROWS)
     if asked is not None and answered is not None and not torch.equal(asked, answered):
         raise TranscriptError(
@@ -112,7 +128,7 @@ def _read_rows(update: Update, count: int, where: str) -> Tensor:
         )
     rows = answered if answered is not None else asked
     if rows is None:
-        return torch.arange(count)
+        return None
     if rows.is_floating_point() or rows.shape != (count,):
         raise TranscriptError(
             f"{where}: names rows of shape {tuple(rows.shape)} and type {rows.dtype}, expected {count} integers, one "

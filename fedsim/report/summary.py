@@ -310,15 +310,24 @@ def interval(metric: str, values: NDArray[np.float64], unit: str = "victim") -> 
     return statistics.confidence_interval(values, share=is_share(metric), lowest=lowest, highest=highest)
 
 
+_FEWEST_DIFFERENCES = 5
+"""Fewest differences of shares that tell how much they vary."""
+
+
 def difference_interval(
     metric: str, values: NDArray[np.float64], unit: str = "victim", level: float = statistics.CONFIDENCE
 ) -> tuple[float, float]:
-    """Compute the confidence interval of the mean of paired differences of a metric, see `interval`."""
+    """Compute the confidence interval of the mean of paired differences of a metric, see `interval`.
+
+    Differences of shares vary less than shares do: of five or more it is therefore Student's, unless all are equal.
+    """
     if compares_victims(metric, unit):
         return math.nan, math.nan
     if not is_share(metric):
         return statistics.confidence_interval(values, level=level)
     # Differences of shares lie in [-1, 1].
+    if len(values) >= _FEWEST_DIFFERENCES and np.ptp(values) > 0:
+        return statistics.confidence_interval(values, lowest=-1.0, highest=1.0, level=level)
     low, high = statistics.confidence_interval((values + 1) / 2, share=True, level=level)
     return 2 * low - 1, 2 * high - 1
 

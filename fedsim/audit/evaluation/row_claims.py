@@ -13,7 +13,7 @@ from fedsim.audit.evaluation.display import Display, DisplayTable
 from fedsim.audit.evaluation.evaluator import EvaluationContext, Evaluator, FindingMetadata, FindingSpec, Judgement
 from fedsim.audit.evaluation.score import Score
 from fedsim.audit.evaluation.table_scores import draw_rows, likeliest_row
-from fedsim.audit.evaluation.truth import Truth
+from fedsim.audit.evaluation.truth import Truth, draw_known_rows
 from fedsim.base import table_metrics
 from fedsim.base.errors import DataError
 from fedsim.interfaces.metric import Metric
@@ -21,7 +21,8 @@ from fedsim.interfaces.row_findings import RowFeatures, RowLabels
 
 _EXPLANATION = (
     "For rows whose ids are known, the floor of labels is the most frequent label of these rows, or chance, and that "
-    "of columns the likeliest public value of each column, or values drawn from public rows; no row is assigned."
+    "of columns the likeliest value of each column in public rows, or in those that the adversary knows, or values drawn "
+    "from public rows; no row is assigned."
 )
 
 
@@ -72,7 +73,7 @@ class RowLabelsEvaluator(Evaluator[RowLabels]):
         truth = context.case.truth(int(about["victim"]), None)
         if truth is None:
             return Judgement()
-        labels = truth.labels[find_rows(finding.rows, truth)]
+        labels = truth.labels[find_rows(finding.rows, truth, finding.counted)]
         return Judgement(scores=score_labels(finding, labels), examples=len(torch.unique(finding.rows)))
 
 
@@ -139,7 +140,7 @@ class RowFeaturesEvaluator(Evaluator[RowFeatures]):
         truth = case.truth(int(about["victim"]), None)
         if truth is None:
             return None
-        indices = find_rows(finding.rows, truth)
+        indices = find_rows(finding.rows, truth, finding.counted)
         return Truth(
             data=truth.data[indices],
             labels=truth.labels[indices],
@@ -151,8 +152,8 @@ class RowFeaturesEvaluator(Evaluator[RowFeatures]):
 
     def judge(self, finding: RowFeatures, about: FindingMetadata, context: EvaluationContext) -> Judgement:
         """Score the share of values that are right, beside guesses from public rows."""
-        truth = self.truth(finding, about, context.case)
-        if truth is None:
+        truth, everything = self.truth(finding, about, context.case), context.case.truth(int(about["victim"]), None)
+        if truth is None or everything is None:
             return Judgement()
         public = context.public
         if public is None or truth.deviations is None:
@@ -163,6 +164,11 @@ class RowFeaturesEvaluator(Evaluator[RowFeatures]):
             "likeliest values": likeliest_row(public.data, truth.columns, truth.deviations).expand_as(finding.data),
             "public columns": draw_rows(public.data, truth.columns, len(finding.rows), rng),
         }
+        # What known rows say of the marginals is no news from embeddings.
+        if count := int((about["knowledge"] or {}).get("known_rows", 0)):
+            known = draw_known_rows(count, len(everything.data), context.case.seed, int(about["victim"]))
+            row = likeliest_row(everything.data[known], truth.columns, truth.deviations)
+            guesses["likeliest values of known rows"] = row.expand_as(finding.data)
         right = _right_values(finding.data, truth).mean(1)
         score = Score.against_guesses(
             "row_columns_right",
@@ -194,16 +200,24 @@ def _right_values(claimed: Tensor, truth: Truth) -> Tensor:
     return table_metrics.compare_aligned_rows(claimed, truth.data, truth.columns, truth.deviations).double()
 
 
-def find_rows(rows: Tensor, truth: Truth) -> Tensor:
+def find_rows(rows: Tensor, truth: Truth, counted: int = 0) -> Tensor:
     """Return the position of each row in the truth.
 
     Args:
         rows: ids.
         truth: names the ids of its rows; without them they are counted from 0.
+        counted: rows of each step, where messages name none and `rows` are positions; else 0.
 
     Raises:
-        DataError: a row is not in it.
+        DataError: a row is not in it, or nobody knows which rows are claimed.
     """
+    if counted and (counted != len(truth.data) or truth.rows is not None):
+        named = ", which names its rows" if truth.rows is not None else ""
+        raise DataError(
+            f"truth: messages name no rows, a step is about {counted}, and the file has {len(truth.data)}{named}; so "
+            "nobody knows which are claimed. Send ids in an integer tensor 'rows', or write all rows of a step in their "
+            "order and no ids"
+        )
     ids = truth.rows if truth.rows is not None else torch.arange(len(truth.data))
     ordered, order = ids.sort()
     positions = torch.searchsorted(ordered, rows).clamp_max(len(ordered) - 1)

@@ -19,6 +19,11 @@ from fedsim.base.task import infer_modality
 from fedsim.federation.config import PUBLIC_KEY
 
 
+def draw_known_rows(count: int, total: int, seed: int, victim: int) -> Tensor:
+    """Draw which of a victim's `total` rows an adversary knows in full; returns `count` positions."""
+    return torch.randperm(total, generator=generator(seed, "known rows", victim))[:count]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Truth:
     """True data of a victim.

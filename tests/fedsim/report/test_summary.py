@@ -16,7 +16,7 @@ from fedsim.audit.evaluation.properties import score_messages
 from fedsim.base.errors import RunError
 from fedsim.interfaces.attack import GLOBAL, OPTIMAL
 from fedsim.report.headline import headline
-from fedsim.report.summary import interval, summarise
+from fedsim.report.summary import difference_interval, interval, summarise
 from fedsim.report.verdicts import AttackTraits, judge_summary, score_readings
 from tests.support.score_rows import make_score
 
@@ -314,3 +314,11 @@ def test_a_table_whose_settings_cannot_be_read_is_refused(settings: str) -> None
     rows = [row(20.0, settings=settings), row(21.0, variant="ffff")]
     with pytest.raises(RunError, match=r"^scores\.csv: the settings of 'sme' are .*, expected a table in JSON"):
         summarise(rows)
+
+
+def test_shares_that_fall_for_each_victim_have_a_difference_below_zero() -> None:
+    """By the interval that shares have, which spans a third of their range for six victims, it would hold 0."""
+    low, high = difference_interval("identified", np.array([-0.5, -0.4, -0.45, -0.3, -0.5, -0.4]))
+    assert -0.6 < low < high < -0.3
+    low, high = difference_interval("identified", np.array([-0.4] * 6))
+    assert low < -0.4 < 0 < high, "equal ones do not tell how much they vary"
