@@ -60,6 +60,7 @@ def write_report(
         recovery=_describe_recovery(run),
         headline=headline(run.readings),
         attacked=_write_attacked(run),
+        is_unscored=bool(run.findings) and not run.scores,
         accuracy=_write_accuracy(run),
         no_learning=run.no_learning.sentence,
         epsilon=final_epsilon(run.metrics),

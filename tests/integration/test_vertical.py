@@ -92,16 +92,16 @@ def train(
     return folder / "recording" / "run-1"
 
 
-def attack(run: Path, who: str, *names: str) -> dict[tuple[str, str], tuple[float, float]]:
+def attack(run: Path, who: str, *names: str, load: Any = load_rows) -> dict[tuple[str, str], tuple[float, float]]:
     """Return score and floor by attack and metric."""
     folder = run.parent.parent
     public = INPUTS[ROWS:, 0], LABELS[ROWS:]
     truth = fedsim.write_truth(
         folder / "truth",
-        lambda party: (load_rows(party)[1], LABELS[:ROWS]),
+        lambda party: (load(party)[1], LABELS[:ROWS]),
         [0],
         public=public,
-        rows=lambda party: load_rows(party)[0],
+        rows=lambda party: load(party)[0],
     )
     table = "".join(f'{key} = "{path}"\n' for key, path in truth.items())
     attacks = "".join(f'[[attack]]\nname = "{name}"\n' for name in names)
@@ -171,6 +171,21 @@ def test_columns_follow_from_embeddings(run: Path) -> None:
         assert right > least > floor + 0.2
 
 
+def test_known_rows_alone_are_no_leak(tmp_path: Path) -> None:
+    """Noise hides all; people are unlike the public, so that what is usual of them is a better guess."""
+
+    def load(party: int) -> tuple[Tensor, Tensor]:
+        ids, inputs = load_rows(party)
+        inputs = inputs.clone()
+        inputs[:, 2:] = torch.eye(3)[torch.where(NUMBERS[:ROWS, 1, 0] > 0.1, 2, 1)]
+        return ids, inputs
+
+    scores = attack(train(tmp_path, load=load, noise=1e4), "server", "embedding-regression", load=load)
+    right, floor = scores["embedding-regression", "row_columns_right"]
+    assert floor > 0.4
+    assert right < floor + 0.05
+
+
 def test_who_attacks_has_to_be_who_sees_it(run: Path) -> None:
     with pytest.raises(KnowledgeError, match="set who = 'feature-party'"):
         attack(run, "server", "label-norm")
@@ -207,10 +222,14 @@ def test_rows_that_do_not_align_are_refused(spoil: Any, sentence: str, tmp_path:
         train(tmp_path, load=load)
 
 
-def test_gradients_in_messages_of_their_own_are_paired_with_embeddings(tmp_path: Path) -> None:
-    """As Flower's vertical example: a query for embeddings, then gradients that nobody answers."""
+@pytest.mark.parametrize("is_answered", [False, True])
+def test_gradients_in_messages_of_their_own_are_paired_with_embeddings(is_answered: bool, tmp_path: Path) -> None:
+    """As Flower's vertical example: a query for embeddings, then gradients that nobody answers, or with no arrays.
+
+    After every fourth step none are sent, and those of the step before are not taken for them.
+    """
     app, server = ClientApp(), ServerApp()
-    gradients = [torch.full((4, 2), float(step)) for step in range(12)]
+    gradients = [torch.full((4, 2), float(step)) if step % 4 < 3 else None for step in range(12)]
 
     @app.query("embed")
     def embed(message: Message, context: Context) -> Message:
@@ -226,8 +245,10 @@ def test_gradients_in_messages_of_their_own_are_paired_with_embeddings(tmp_path:
         node = next(iter(grid.get_node_ids()))
         for gradient in gradients:  # more than may wait for replies
             list(grid.send_and_receive([Message(RecordDict(), node, "query.embed")]))
-            content = RecordDict({"gradients": ArrayRecord({"local": Array(gradient.numpy())})})
-            grid.push_messages([Message(content, node, "train.apply")])
+            if gradient is not None:
+                content = RecordDict({"gradients": ArrayRecord({"local": Array(gradient.numpy())})})
+                send = grid.send_and_receive if is_answered else grid.push_messages
+                list(send([Message(content, node, "train.apply")]))
 
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
     fedsim.record_app(server, tmp_path / "recording")(InProcessGrid(app, 1), context)
@@ -244,5 +265,10 @@ def test_gradients_in_messages_of_their_own_are_paired_with_embeddings(tmp_path:
     steps = read_split_steps([transcript.update(number, client) for number in transcript.rounds])
     assert len(steps) == len(gradients)
     for step, gradient in zip(steps[:-1], gradients, strict=False):
-        assert step.gradients is not None
-        assert torch.equal(step.gradients, gradient)
+        assert (step.gradients is None) == (gradient is None)
+        assert step.gradients is None or gradient is None or torch.equal(step.gradients, gradient)
+    # No message names rows, so a truth of other people than those of a step is refused.
+    fedsim.write_truth(tmp_path, lambda _: (torch.rand(9, 5), torch.arange(9) % 2), [client])
+    file.write_text(file.read_text() + f'[truth]\n{client} = "client-{client}.safetensors"\n')
+    with pytest.raises(DataError, match="messages name no rows, a step is about 4, and the file has 9"):
+        _ = fedsim.open(tmp_path / "recording", file=file).scores

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedsim.base import text_metrics
 from fedsim.base.errors import DataError, RunError, first_line
+from fedsim.base.randomness import generator
 from fedsim.base.task import infer_modality
 from fedsim.federation.config import PUBLIC_KEY
 

@@ -742,6 +742,7 @@ def test_findings_without_truth_are_shown_alone_and_not_scored(folder, held):
     record(folder)
     png = claim(folder, held, granted=["model"])
     text = text_of(page(folder))
+    assert "What the attacks claim is shown below, and is not scored" in text
     assert "Nothing is scored, because it is not known what the victims held" in text
     assert "Pictures Only reconstructions are shown, because the originals are not known here. Earlier" not in text
     assert "Pictures Only reconstructions are shown, because the originals are not known here." in text
