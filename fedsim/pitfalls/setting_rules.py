@@ -101,7 +101,10 @@ class FreshWeights(PitfallRule):
 
     name = "fresh-weights"
     title = "fresh weights only: round 1 alone is attacked"
-    reason = "Gradients at random weights tell more than those of a model that has learnt."
+    reason = (
+        "Gradients at random weights tell other things than those of a model that has learnt: mostly more, and to "
+        "matching less where BatchNorm normalises by the batch."
+    )
 
     def find(self, design: EvaluationDesign) -> Symptom | None:
         """Return the attacked round where it is the first and the model starts untrained."""

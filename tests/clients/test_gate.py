@@ -25,6 +25,7 @@ from fedsim.training.local_round import LocalRound
 from fedsim.training.message_function import ClientMessage
 from fedsim.training.models.mlp import Mlp
 from fedsim.training.settings import LocalTraining
+from tests.support.data_folder import find_data_folder
 from tests.support.experiments import make_tiny_config
 
 TASK = Task((1, 4, 4), 3)
@@ -224,6 +225,7 @@ def test_a_clip_without_noise_proves_nothing_and_may_stand_beside() -> None:
 
 
 def test_a_measure_of_numbers_is_refused_for_texts_before_work() -> None:
+    find_data_folder("r8")
     gate = {"name": "gate", "measure": {"name": "angular-lipschitz", "noises": 3}, "below": 1.0}
     with pytest.raises(ConfigError, match="gate: measure: the inputs are token ids"):
         check_experiment(gate, **TEXTS)

@@ -216,7 +216,8 @@ def test_an_attack_file_without_attacks_attacks_nothing() -> None:
     assert find_names({"adversary": {"victims": [0]}}) == ["no-attack"]
 
 
-def test_what_cannot_be_looked_for_is_named_with_the_reason() -> None:
+def test_what_cannot_be_looked_for_is_named_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDSIM_DATA", str(tmp_path))
     tables = merge(EXPERIMENT, {"data": {"name": "image-folder", "path": "nowhere"}})
     [pitfall] = [pitfall for pitfall in fedsim.lint(tables) if not pitfall.was_tried]
     assert pitfall.title == "not looked for: small grey images only, such as MNIST or digits"
