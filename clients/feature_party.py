@@ -27,7 +27,9 @@ def make_feature_party(
     """Return the app that plays every feature party of `strategies.split_learning.SplitLearning`.
 
     Args:
-        build_bottom: builds the bottom model of a party, whose weights the server sends first.
+        build_bottom: builds the bottom model of a party, whose weights the server sends first. It runs
+            in evaluation mode, without dropout, for it is run once for embeddings and once for their
+            gradients, which have to be of the same function.
         load_rows: returns what a party holds: `row` ids, int64, and `row feature` inputs.
         learning_rate: step size of its SGD.
         embedding_noise: standard deviation of the Gaussian noise on each unit of what it sends.
@@ -49,7 +51,7 @@ def make_feature_party(
         row_of_id = {row: index for index, row in enumerate(ids.tolist())}
         sent = message.content["arrays"]
         tensors = {name: torch.from_numpy(array.numpy().copy()) for name, array in sent.items()}  # type: ignore[union-attr]
-        bottom = build_bottom(party)
+        bottom = build_bottom(party).eval()
         bottom.load_state_dict(_first_weights(tensors) or context.state["model"].to_torch_state_dict())  # type: ignore[union-attr]
 
         # Take the step of the last rows.

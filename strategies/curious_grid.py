@@ -157,10 +157,8 @@ class _OpenExchanges:
             index = self._observer.add_reply(exchange, reply)
             if index is not None:
                 return exchange.decode_reply(reply, index) if self._decodes else reply
-        flower_log.warning(
-            "fedsim: a reply of node %d is not recorded, because what it answers is closed",
-            reply.metadata.src_node_id,
-        )
+        node = reply.metadata.src_node_id
+        self._observer.log_loss(f"a reply of node {node} is not recorded, because what it answers is closed")
         return refuse_encoded(reply) if self._decodes else reply
 
     def close(self) -> None:

@@ -64,7 +64,7 @@ class Observer:
         try:
             exchange = Exchange(messages, self._count_key)
         except Exception as error:  # messages of any app may hold anything
-            self._log_loss(f"messages are not recorded: {one_line(error_reason(error))}")
+            self.log_loss(f"messages are not recorded: {one_line(error_reason(error))}")
             return None
         if exchange.unreadable_reason:
             flower_log.warning("fedsim: %s", exchange.unreadable_reason)
@@ -78,7 +78,7 @@ class Observer:
         try:
             exchange.add_reply(index, reply)
         except Exception as error:  # replies of any app may hold anything
-            self._log_loss(f"a reply is not recorded: {one_line(error_reason(error))}")
+            self.log_loss(f"a reply is not recorded: {one_line(error_reason(error))}")
         return index
 
     def number_exchange(self, exchange: Exchange) -> None:
@@ -94,9 +94,10 @@ class Observer:
             self._write_exchange(exchange)
         except Exception as error:  # a full disk, or messages that hold anything
             kind, reason = one_line(exchange.kind), one_line(error_reason(error))
-            self._log_loss(f"messages {exchange.number}, {kind}, are not recorded: {reason}")
+            self.log_loss(f"messages {exchange.number}, {kind}, are not recorded: {reason}")
 
-    def _log_loss(self, text: str) -> None:
+    def log_loss(self, text: str) -> None:
+        """Note that something is not recorded, and log it as an error."""
         self.losses.append(text)
         flower_log.error("fedsim: %s", text)
 

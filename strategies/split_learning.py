@@ -46,11 +46,13 @@ class SplitLearning(Strategy):
     parties which rows they hold, and refuses to train where these are not the rows with labels.
 
     Steps take rows without replacement until fewer than `batch_size` are left, which this pass leaves
-    out, in an order that is keyed by the seed, and then in another order again. Loss and accuracy of a step are of its rows before it is taken.
+    out, in an order that is keyed by the seed, and then in another order again. Loss and accuracy of
+    a step are of its rows before it is taken.
 
     Args:
         bottoms: bottom model of each feature party, in the order of `partition-id`.
-        head: computes logits from the joined embeddings of all parties.
+        head: computes logits from the joined embeddings of all parties; it is trained in place, in
+            evaluation mode, as bottom models are.
         labels: label by the id of its row; class indices.
         batch_size: rows of a step.
         learning_rate: step size of the head's SGD.
@@ -82,7 +84,7 @@ class SplitLearning(Strategy):
             raise ConfigError(f"gradient_noise: expected a finite value of at least 0, got {gradient_noise}")
         if batch_size > len(labels):
             raise ConfigError(f"batch_size: {batch_size} rows of {len(labels)} with labels; take fewer")
-        self.bottoms, self.head, self.labels = list(bottoms), head, dict(labels)
+        self.bottoms, self.head, self.labels = list(bottoms), head.eval(), dict(labels)
         self.batch_size, self.learning_rate = batch_size, learning_rate
         self.gradient_noise, self.seed = gradient_noise, seed
         self._party_of_node: dict[int, int] = {}

@@ -169,7 +169,7 @@ def check_truths(files: Mapping[str, Path], counts: Mapping[str, set[int]], know
         raise ConfigError(
             f"truth: none of its clients ({', '.join(files)}) is recorded; recorded: "
             f"{join_first(counts, _MAX_NAMES)}; clients are called by their partition id where they "
-            'report it, else by their node; "#1" is the first'
+            'report it (fedsim.partition_mod in the ClientApp), else by their node; "#1" is the first'
         )
 
 

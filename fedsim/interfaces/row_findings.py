@@ -50,9 +50,7 @@ class RowLabels(Finding):
     def from_tensors(cls, tensors: Mapping[str, Tensor], trace: Mapping[str, Tensor]) -> Self:
         """Make the finding from its `claim_tensors`."""
         counted = int(tensors["counted"])
-        return cls(
-            rows=tensors["rows"], steps=tensors["steps"], scores=tensors["scores"], counted=counted, trace=trace
-        )
+        return cls(rows=tensors["rows"], steps=tensors["steps"], scores=tensors["scores"], counted=counted, trace=trace)
 
 
 @dataclass(frozen=True, kw_only=True)

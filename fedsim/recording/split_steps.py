@@ -86,8 +86,8 @@ def read_split_steps(updates: Iterable[Update]) -> list[SplitStep]:
         if steps and steps[0].counted != step.counted:
             raise TranscriptError(
                 f"{where}: messages do not name the rows of {len(embeddings)} embeddings, and those of round "
-                f"{steps[0].number} are {len(steps[0].embeddings)}, so nobody knows which rows they are of; have the app "
-                f"send ids in an integer tensor '{ROWS}'"
+                f"{steps[0].number} are {len(steps[0].embeddings)}, so nobody knows which rows they are of; have the "
+                f"app send ids in an integer tensor '{ROWS}'"
             )
         steps.append(step)
         last = update.round

@@ -236,7 +236,7 @@ def describe_accuracy(
         return sentence
     if reported is not None:
         return describe_reported_accuracy(reported)
-    return "How accurate the model is, the recording does not say; the app's own evaluation does."
+    return "How accurate the model is, the recording does not say; see the app's own evaluation, if it has one."
 
 
 def describe_reported_accuracy(reported: ReportedAccuracy) -> str:

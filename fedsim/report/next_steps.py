@@ -171,7 +171,8 @@ def _steps_to_scores(run: AuditedRun) -> list[NextStep]:
         return [NextStep(aim=aim, command=run.attack_command)]
     if run.has_experiment:
         return [NextStep(aim="Look for what keeps the attacks from a verdict", command=f"fedsim inspect {run.folder}")]
-    return [NextStep(aim="Name what the clients held in [truth] of the attack file, then", command=run.attack_command)]
+    aim = "Name what the clients held in [truth], by the names that fedsim inspect gives, then"
+    return [NextStep(aim=aim, command=run.attack_command)]
 
 
 def _steps_to_defense(run: AuditedRun) -> list[NextStep]:

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from fedsim.audit.plan import ADAPTIVE
 from fedsim.interfaces.metric import describe_metric, sort_metrics
 from fedsim.report.adaptive import NOT_CONCLUDED
 from fedsim.report.attack_outcomes import AttackOutcome, judge_attacks
@@ -209,7 +210,7 @@ def _leakage_texts(
     of_form = [row for row in of_attack if (row["knows_defenses"] == "1") == group.knows_defenses]
     gains = _gains(of_form, sign=1 if better == "higher" else -1)
     if group.gain <= 0:
-        leakage = f"at the guess{_describe_other_leak(details, metric)}"
+        leakage = "at the guess"
     elif group.is_exact:
         leakage = EXACT
     else:
@@ -221,18 +222,24 @@ def _leakage_texts(
         undefended = strongest_attacks(group_scores(controls, axes, metric), 1 if better == "higher" else -1)
         if {control.attack for control in undefended} != {group.attack}:
             difference += f", to {group.attack} without a defense"
-    return f"{leakage} ({group.name})" if leakage else "", difference
+    other_leak = _describe_other_leak(details, metric) if group.gain <= 0 else ""
+    return f"{leakage} ({group.name}){other_leak}", difference
 
 
 def _describe_other_leak(details: Sequence[DefenseOutcome], metric: str) -> str:
-    """Say by which other metric an attack leaks all the same, as a clause; empty where none does."""
+    """Say by which other metric which attack leaks most all the same, as a clause; empty where none does."""
+    leaks: dict[str, list[tuple[float, str]]] = defaultdict(list)
     for item in details:
-        sides = [side for side in (item.naive, item.adaptive) if side is not None and side.reading.verdict == LEAKS]
-        if item.metric != metric and sides:
-            score = max((side.reading.summary for side in sides), key=lambda summary: summary.gain)
-            value = explain_interval(score.mean, is_share=is_share(item.metric))
-            return f"; by {describe_metric(item.metric).title} {value}, guess {score.explained_floor}"
-    return ""
+        for side, form in ((item.naive, ""), (item.adaptive, f" {ADAPTIVE}")):
+            if item.metric != metric and side is not None and side.reading.verdict == LEAKS:
+                score = side.reading.summary
+                value = explain_interval(score.mean, is_share=is_share(item.metric))
+                text = f"{value}, guess {score.explained_floor} ({item.attack}{form})"
+                leaks[item.metric].append((score.gain, text))
+    if not leaks:
+        return ""
+    other = sort_metrics(leaks)[0]
+    return f"; by {describe_metric(other).title} {max(leaks[other])[1]}"
 
 
 def _gains(rows: Sequence[Row], sign: int) -> dict[Unit, float]:

@@ -506,11 +506,16 @@ def test_threads_that_send_and_receive_in_different_rounds(tmp_path: Path) -> No
 def test_stragglers_do_not_keep_all_rounds_in_memory(tmp_path: Path) -> None:
     inner = Slow()
     grid = CuriousGrid(inner, tmp_path)
+    first = list[str]()
     for number in range(12):
         pushed = list(grid.push_messages([one(2, number + 1), one(3, number + 1)]))
+        first = first or pushed[1:]
         inner.lost |= set(pushed[1:])
         grid.pull_messages(pushed)
     assert failures(tmp_path) == {number: {3: "no reply"} for number in (1, 2, 3, 4)}
+    inner.lost.clear()
+    grid.pull_messages(first)
+    assert grid.losses == ["a reply of node 3 is not recorded, because what it answers is closed"]
     grid.close()
     assert len(failures(tmp_path)) == 12
 

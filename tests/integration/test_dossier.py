@@ -535,7 +535,7 @@ def test_of_a_recorded_app_the_accuracy_that_clients_reported_is_quoted(run: Pat
     nobody = fedsim.write_dossier(app).contents
     assert nobody.accuracy is not None
     assert nobody.accuracy.sentence == (
-        "How accurate the model is, the recording does not say; the app's own evaluation does."
+        "How accurate the model is, the recording does not say; see the app's own evaluation, if it has one."
     )
     assert nobody.no_cautions == "Nothing was attacked, so that pitfalls of the attacks were not looked for."
     replies = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from fedsim.federation.engines.serial import InProcessGrid
 from fedsim.recording.split_steps import read_split_steps
 from fedsim.recording.transcript import Transcript
 from strategies.split_learning import SplitLearning, SumHead
-from tests.support.commands import call_fedsim
+from tests.support.commands import Call, call_fedsim
 
 pytestmark = pytest.mark.usefixtures("server_task")
 ROWS, UNITS, PARTIES = 300, 8, 2
@@ -58,9 +59,9 @@ def load_rows(party: int) -> tuple[Tensor, Tensor]:
 
 
 def build_bottom(party: int, units: int = UNITS) -> nn.Module:
-    """Return the bottom model of a party."""
+    """Return the bottom model of a party, whose dropout plays no part."""
     with seed_globals("bottom", party):
-        return nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, units))
+        return nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Dropout(), nn.Linear(16, units))
 
 
 def build_first_bottom() -> nn.Module:
@@ -142,7 +143,7 @@ def test_gradients_are_those_of_the_embeddings_that_a_party_sent(run: Path) -> N
     assert first.gradients is not None
     assert second.gradients is not None
     assert torch.allclose(torch.cat([first.gradients, second.gradients], 1), gradient, atol=1e-6)
-    bottom = build_bottom(1)
+    bottom = build_bottom(1).eval()
     bottom.load_state_dict(dict(second.bottom))
     assert torch.allclose(bottom(INPUTS[(second.rows - 10) // 3, 1]), second.embeddings, atol=1e-6)
 
@@ -157,6 +158,16 @@ def test_labels_follow_from_gradients_unless_noise_hides_them(run: Path, tmp_pat
     assert accuracy > majority + 0.1
     hidden = attack(train(tmp_path, gradient_noise=30.0), "feature-party", "label-direction")
     assert abs(hidden["label-direction", "row_label_auc"][0] - 0.5) < 0.15
+
+
+def test_labels_that_are_exchanged_are_not_called_safe(run: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(run, tmp_path / "recording" / "run-1"))
+    attack(run, "feature-party", "label-direction")
+    audit = fedsim.open(run, file=run.parent.parent / "feature-party.toml")
+    audit.attack("label-direction", victim=0, rarer_label=0)
+    reasons = audit.scores["missing"].dropna().tolist()
+    assert len(reasons) == 2
+    assert all("tells labels apart and exchanges them (AUC 0" in reason for reason in reasons)
 
 
 def test_a_head_that_adds_up_gives_every_label(tmp_path: Path) -> None:
@@ -180,7 +191,7 @@ def test_known_rows_alone_are_no_leak(tmp_path: Path) -> None:
         inputs[:, 2:] = torch.eye(3)[torch.where(NUMBERS[:ROWS, 1, 0] > 0.1, 2, 1)]
         return ids, inputs
 
-    scores = attack(train(tmp_path, load=load, noise=1e4), "server", "embedding-regression", load=load)
+    scores = attack(train(tmp_path, load=load, noise=5.0), "server", "embedding-regression", load=load)
     right, floor = scores["embedding-regression", "row_columns_right"]
     assert floor > 0.4
     assert right < floor + 0.05
@@ -223,7 +234,9 @@ def test_rows_that_do_not_align_are_refused(spoil: Any, sentence: str, tmp_path:
 
 
 @pytest.mark.parametrize("is_answered", [False, True])
-def test_gradients_in_messages_of_their_own_are_paired_with_embeddings(is_answered: bool, tmp_path: Path) -> None:
+def test_gradients_in_messages_of_their_own_are_paired_with_embeddings(
+    is_answered: bool, tmp_path: Path, call: Call
+) -> None:
     """As Flower's vertical example: a query for embeddings, then gradients that nobody answers, or with no arrays.
 
     After every fourth step none are sent, and those of the step before are not taken for them.
@@ -270,5 +283,6 @@ def test_gradients_in_messages_of_their_own_are_paired_with_embeddings(is_answer
     # No message names rows, so a truth of other people than those of a step is refused.
     fedsim.write_truth(tmp_path, lambda _: (torch.rand(9, 5), torch.arange(9) % 2), [client])
     file.write_text(file.read_text() + f'[truth]\n{client} = "client-{client}.safetensors"\n')
-    with pytest.raises(DataError, match="messages name no rows, a step is about 4, and the file has 9"):
-        _ = fedsim.open(tmp_path / "recording", file=file).scores
+    evaluated = call("attack", "-q", tmp_path / "recording", file)
+    assert evaluated.returncode == 1
+    assert "messages name no rows, a step is about 4, and the file has 9" in evaluated.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,9 +22,13 @@ from fedsim.interfaces.row_findings import RowFeatures, RowLabels
 
 _EXPLANATION = (
     "For rows whose ids are known, the floor of labels is the most frequent label of these rows, or chance, and that "
-    "of columns the likeliest value of each column in public rows, or in those that the adversary knows, or values drawn "
-    "from public rows; no row is assigned."
+    "of columns the likeliest value of each column in public rows, or in those that the adversary knows, or values "
+    "drawn from public rows; no row is assigned."
 )
+
+
+_EXCHANGED_AUC, _SURE_DEVIATIONS = 0.4, 4.0
+"""An AUC below the one, and so many deviations of chance below 0.5, tells labels apart the other way round."""
 
 
 class RowLabelAuc(Metric):
@@ -81,7 +86,8 @@ def score_labels(finding: RowLabels, labels: Tensor) -> list[Score]:
     """Score claimed labels.
 
     `row_label_auc`, of two classes, is the mean over steps with rows of both labels; each row of
-    `per_image` is one step. `row_label_accuracy` adds up the scores of a row in all its steps.
+    `per_image` is one step. `row_label_accuracy` adds up the scores of a row in all its steps. Neither
+    is scored where labels are told apart and exchanged, which is no sign that they are safe.
 
     Args:
         finding: the claims.
@@ -89,7 +95,14 @@ def score_labels(finding: RowLabels, labels: Tensor) -> list[Score]:
     """
     scores = list[Score]()
     if finding.scores.shape[1] == 2:
-        scores.append(_score_auc(finding, labels))
+        auc, num_deviations = _score_auc(finding, labels)
+        if auc.value < _EXCHANGED_AUC and num_deviations < -_SURE_DEVIATIONS:
+            reason = (
+                f"the attack tells labels apart and exchanges them (AUC {auc.value:.2g} in a step), so they do leak; "
+                "set rarer_label of the attack to the label that fewer of these rows have"
+            )
+            return [Score.from_reason(name, reason) for name in ("row_label_auc", "row_label_accuracy")]
+        scores.append(auc)
     ids, positions = torch.unique(finding.rows, return_inverse=True)
     sums = torch.zeros(len(ids), finding.scores.shape[1], dtype=torch.float64)
     sums = sums.index_add(0, positions, finding.scores.double())
@@ -105,20 +118,24 @@ def score_labels(finding: RowLabels, labels: Tensor) -> list[Score]:
     ]
 
 
-def _score_auc(finding: RowLabels, labels: Tensor) -> Score:
+def _score_auc(finding: RowLabels, labels: Tensor) -> tuple[Score, float]:
+    """Return the score, and by how many standard deviations of chance it is above 0.5."""
     from sklearn.metrics import roc_auc_score  # takes a second
 
-    areas = []
+    areas, variances = [], []
     for step in torch.unique(finding.steps).tolist():
         here = finding.steps == step
         step_labels = labels[here]
         if len(torch.unique(step_labels)) == 2:
             margins = (finding.scores[here, 1] - finding.scores[here, 0]).double()
             areas.append(float(roc_auc_score(step_labels, margins)))
+            counts = torch.unique(step_labels, return_counts=True)[1].double()
+            variances.append(float((counts.sum() + 1) / (12 * counts.prod())))  # of Mann and Whitney's U, by its range
     if not areas:
-        return Score.from_reason("row_label_auc", "no step has rows of both labels")
+        return Score.from_reason("row_label_auc", "no step has rows of both labels"), 0.0
     mean = sum(areas) / len(areas)
-    return Score.against_guesses("row_label_auc", mean, {"chance": 0.5}, per_image=tuple(areas))
+    num_deviations = (mean - 0.5) * len(areas) / math.sqrt(sum(variances))
+    return Score.against_guesses("row_label_auc", mean, {"chance": 0.5}, per_image=tuple(areas)), num_deviations
 
 
 @dataclass(frozen=True)
@@ -215,8 +232,8 @@ def find_rows(rows: Tensor, truth: Truth, counted: int = 0) -> Tensor:
         named = ", which names its rows" if truth.rows is not None else ""
         raise DataError(
             f"truth: messages name no rows, a step is about {counted}, and the file has {len(truth.data)}{named}; so "
-            "nobody knows which are claimed. Send ids in an integer tensor 'rows', or write all rows of a step in their "
-            "order and no ids"
+            "nobody knows which are claimed. Send ids in an integer tensor 'rows', or write all rows of a step in "
+            "their order and no ids"
         )
     ids = truth.rows if truth.rows is not None else torch.arange(len(truth.data))
     ordered, order = ids.sort()

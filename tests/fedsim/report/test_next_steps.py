@@ -104,7 +104,10 @@ def test_without_scores_the_truth_is_asked_for_unless_attacks_failed() -> None:
             [], None, num_recorded=2, has_failures=False, no_learning=NoLearning(), command="fedsim attack RUN x"
         )
     )
-    assert truth.text == "Name what the clients held in [truth] of the attack file, then: fedsim attack RUN x"
+    assert (
+        truth.text
+        == "Name what the clients held in [truth], by the names that fedsim inspect gives, then: fedsim attack RUN x"
+    )
     [failure] = suggest_after_audit(
         describe_audited_run(
             [], None, num_recorded=2, has_failures=True, no_learning=NoLearning(), command="fedsim attack RUN x"
@@ -177,7 +180,7 @@ def test_where_nothing_leaks_without_a_defense_the_attack_is_helped_first() -> N
 
 
 def test_of_an_app_is_said_where_its_accuracy_is_found() -> None:
-    assert describe_accuracy([], None).endswith("the app's own evaluation does.")
+    assert describe_accuracy([], None).endswith("see the app's own evaluation, if it has one.")
     assert describe_accuracy([], validate_tables(Config, {}, "x")) == ""
 
 

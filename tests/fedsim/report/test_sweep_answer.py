@@ -92,10 +92,14 @@ def test_exact_claims_are_called_exact_and_a_difference_names_its_attack() -> No
 
 def test_a_setting_at_the_guess_by_one_metric_says_by_which_other_it_leaks() -> None:
     """Else noise that leaves nine of ten examples identifiable reads as a defense that stops the attack."""
-    identified = [make_rows([0.9] * 6, *name, metric="identified", floor=0.1) for name in ((), ("noise",))]
+    identified = []
+    for attack, share in (("sme", 0.9), ("dlg", 0.95)):
+        identified += [
+            make_rows([share] * 6, *name, attack=attack, metric="identified", floor=0.1) for name in ((), ("noise",))
+        ]
     told = [row | {"floor_guess": "chance among others"} for rows in identified for row in rows]
     found = answer(make_rows(LEAKING), make_rows([5.0] * 6, "noise"), told)
-    assert row_of(found, "noise").leakage == "at the guess; by identification 90 %, guess 10 % (sme)"
+    assert row_of(found, "noise").leakage == "at the guess (sme); by identification 95 %, guess 10 % (dlg)"
 
 
 def test_a_mean_that_exact_claims_dominate_is_not_called_exact() -> None:
