@@ -85,8 +85,14 @@ def strategy() -> FedAvg:
 
 
 @pytest.fixture(scope="module")
-def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def made_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return fedsim.run(TABLES, tmp_path_factory.mktemp("runs") / "made")
+
+
+@pytest.fixture
+def finished_run(made_run: Run, tmp_path: Path) -> Run:
+    """Return a copy of that run, of which no other test sees what is done with it."""
+    return fedsim.open(shutil.copytree(made_run.path, tmp_path / "made"))
 
 
 def is_a_sentence(error: FedsimError) -> bool:
