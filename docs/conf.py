@@ -50,6 +50,7 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(?!fedsim\.|strategies\.|adversaries\.|clients\.).*\..*"),  # of other packages
     (r"py:class", r"P|Tensor|Generator|LocalTraining|NoneType|optional|dict\[str|tuple\[int \| str"),
     (r"py:.*", r"fedsim\..*\.([A-Z]|FindingT)"),  # type variables
+    (r"py:class", r"strategies\.wrapped_grid\.WrappedGrid"),  # a base that adds nothing to Flower's Grid
 ]
 
 
