@@ -141,6 +141,8 @@ def federate(experiment: Experiment, folder: OpenRun, grid: Grid, *, resume: boo
     checkpoint = Checkpoint.load(folder.checkpoint, strategy.strategy) if resume else None
     if checkpoint:
         client_state.states = checkpoint.clients
+    elif resume and folder.metrics.is_file():
+        log.warning("%s: there is no checkpoint to go on from, so all rounds are made again", folder.path)
     last_round = checkpoint.round if checkpoint else 0
     arrays = checkpoint.arrays if checkpoint else make_record(experiment.initial_state())
     rows = list[Mapping[str, Any]]()

@@ -202,6 +202,15 @@ def test_resuming_a_finished_run_changes_nothing(finished_run: OpenRun, tmp_path
     assert {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()} == before
 
 
+def test_rounds_that_are_made_again_for_want_of_a_checkpoint_are_said_to_be(
+    finished_run: OpenRun, tmp_path: Path, whole_runs: WholeRuns, caplog: pytest.LogCaptureFixture
+) -> None:
+    finished_run.checkpoint.unlink()
+    again = run_serial(make_tiny_config(), tmp_path / "run", resume=True)
+    assert "there is no checkpoint to go on from, so all rounds are made again" in caplog.text
+    assert_same_runs(again, whole_runs(make_tiny_config()))
+
+
 def test_a_finished_run_can_go_on_for_more_rounds(tmp_path: Path, whole_runs: WholeRuns) -> None:
     longer = with_strategy("fedyogi")
     run_serial(with_strategy("fedyogi", rounds=2), tmp_path / "run")
