@@ -24,7 +24,19 @@ _GRID, _FINE_GRID = 65, 33
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmbeddingInversion(Attack):
+class FeatureReconstruction(Attack):
+    """Base of attacks of a label party: claim the columns of a feature party's rows by their embeddings."""
+
+    paper: ClassVar[Paper] = cite("He2019")
+    reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
+    rounds_needed: ClassVar[RoundsNeeded] = ALL
+    needs_num_examples: ClassVar[bool] = False
+    reads_embeddings: ClassVar[bool] = True
+    main_metric: ClassVar[str] = "row_columns_right"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingInversion(FeatureReconstruction):
     """Find rows whose embeddings match, with the bottom model known: the label party sent its weights.
 
     1. Begin with several rows: numbers relaxed by a sigmoid and categories by a softmax, of which Adam
@@ -51,14 +63,8 @@ class EmbeddingInversion(Attack):
     learning_rate: PositiveFloat = 0.1
     starts: PositiveInt = 4
     sweeps: PositiveInt = 10
-    paper: ClassVar[Paper] = cite("He2019")
     needs: ClassVar[frozenset[str]] = frozenset({"model", "columns", "value_range"})
     uses: ClassVar[frozenset[str]] = frozenset({"auxiliary", "known_rows"})
-    reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
-    rounds_needed: ClassVar[RoundsNeeded] = ALL
-    needs_num_examples: ClassVar[bool] = False
-    reads_embeddings: ClassVar[bool] = True
-    main_metric: ClassVar[str] = "row_columns_right"
 
     def _run(self, target: Target, progress: Progress) -> RowFeatures:
         steps = [step for step in _read_steps(target) if step.bottom]
@@ -139,7 +145,7 @@ class EmbeddingInversion(Attack):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmbeddingRegression(Attack):
+class EmbeddingRegression(FeatureReconstruction):
     """Learn from rows that are known in full to read columns off embeddings; no model is known.
 
     1. Pair embeddings of known rows with their columns, in all steps.
@@ -161,13 +167,7 @@ class EmbeddingRegression(Attack):
     hidden: PositiveInt = 64
     iterations: PositiveInt = 400
     learning_rate: PositiveFloat = 0.01
-    paper: ClassVar[Paper] = cite("He2019")
     needs: ClassVar[frozenset[str]] = frozenset({"known_rows", "columns", "value_range"})
-    reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
-    rounds_needed: ClassVar[RoundsNeeded] = ALL
-    needs_num_examples: ClassVar[bool] = False
-    reads_embeddings: ClassVar[bool] = True
-    main_metric: ClassVar[str] = "row_columns_right"
 
     def _run(self, target: Target, progress: Progress) -> RowFeatures:
         knowledge = target.knowledge

@@ -18,18 +18,20 @@ ROWS = 40
 """Of a table of trees or of a vertical federation."""
 
 
-def offline() -> None:
+def replace_downloads() -> None:
     """Data of our own in the place of downloads, and nothing in the place of Weights & Biases."""
     os.environ |= {"HF_HUB_OFFLINE": "1", "FLWR_TELEMETRY_ENABLED": "0"}
     import datasets
     import flwr_datasets
 
-    flwr_datasets.FederatedDataset = Here
+    flwr_datasets.FederatedDataset = MadeFederatedDataset
     split, batch = datasets.Dataset.train_test_split, datasets.Dataset.batch
     datasets.Dataset.train_test_split = lambda self, *given, **named: split(self, *given, **{"seed": 42} | named)
     datasets.Dataset.batch = lambda self, size, **named: batch(self, size, **named | {"num_proc": None})
     datasets.load_dataset = load_dataset
-    datasets.load_from_disk = lambda path: shown(*path.split("#")[:1], int(path.split("#")[1])).train_test_split(0.2)
+    datasets.load_from_disk = lambda path: make_examples(
+        *path.split("#")[:1], int(path.split("#")[1])
+    ).train_test_split(0.2)
     wandb: Any = types.ModuleType("wandb")
     wandb.init = wandb.log = lambda *given, **named: None
     sys.modules.setdefault("wandb", wandb)
@@ -37,10 +39,10 @@ def offline() -> None:
 
 def load_dataset(path: str, split: str | None = None) -> Any:
     """Take the place of `datasets.load_dataset`."""
-    return shown(path, 0) if split else {"train": shown(path, 0), "test": shown(path, 0)}
+    return make_examples(path, 0) if split else {"train": make_examples(path, 0), "test": make_examples(path, 0)}
 
 
-class Here:
+class MadeFederatedDataset:
     """Takes the place of `flwr_datasets.FederatedDataset`."""
 
     def __init__(self, dataset: str, **partitioners: Any) -> None:
@@ -48,14 +50,14 @@ class Here:
 
     def load_partition(self, partition_id: int, split: str | None = None) -> Any:
         """What a client holds."""
-        return shown(self.name, partition_id)
+        return make_examples(self.name, partition_id)
 
     def load_split(self, split: str) -> Any:
         """What nobody holds."""
-        return shown(self.name, CLIENTS)
+        return make_examples(self.name, CLIENTS)
 
 
-def shown(name: str, partition: int) -> Any:
+def make_examples(name: str, partition: int) -> Any:
     """`HELD` examples under the names that the data set has for them."""
     import numpy as np
     from datasets import Dataset

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from flower_example_apps import APPS, App
-from flower_example_data import CLIENTS, TRAINED_ON, offline, shown
+from flower_example_data import CLIENTS, TRAINED_ON, make_examples, replace_downloads
 
 MOVED = {
     "from flwr.common.typing import UserConfig": "UserConfig = dict",
@@ -161,7 +161,7 @@ def run(name: str, work: Path, watched: Path | None) -> None:
     from fedsim.federation.app_file import flatten_run_config
     from fedsim.federation.legacy_order import order_legacy_clients
 
-    offline()
+    replace_downloads()
     sys.path.insert(0, str(work))
     config = tomllib.loads((work / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
     settings = {**flatten_run_config(config.get("config", {})), **APPS[name].settings}
@@ -227,13 +227,13 @@ def write_truth(work: Path, name: str) -> None:
     if app.refused:
         return
     if app.loader == "survived":  # a party with features has the rows, and others have their labels
-        labels = torch.tensor(shown("titanic", 0)["Survived"])
+        labels = torch.tensor(make_examples("titanic", 0)["Survived"])
         save_rows(work / "truth.safetensors", app, torch.zeros(len(labels), *app.shape), labels)
         return
     if app.loader == "rows":
         for file, rows in (
-            ("truth", shown("higgs", 0).train_test_split(test_size=0.2, seed=42)["train"]),
-            ("public", shown("higgs", CLIENTS)),
+            ("truth", make_examples("higgs", 0).train_test_split(test_size=0.2, seed=42)["train"]),
+            ("public", make_examples("higgs", CLIENTS)),
         ):
             inputs, labels = torch.tensor(rows["inputs"]), torch.tensor(rows["label"])
             save_rows(work / f"{file}.safetensors", app, inputs, labels)
@@ -265,11 +265,13 @@ def load_as_baseline(name: str) -> tuple[Any, Any]:
     app = APPS[name]
     module = importlib.import_module(f"{app.package}.dataset")
     if name == "fedprox":
-        rows = shown("ylecun/mnist", 0).train_test_split(test_size=0.2, seed=42)["train"]
+        rows = make_examples("ylecun/mnist", 0).train_test_split(test_size=0.2, seed=42)["train"]
         rows, key = rows.with_transform(module.apply_transforms), "image"
     else:
         share = {"train_size": 0.8} if name == "fedrep" else {"test_size": 0.2}
-        rows = shown("uoft-cs/cifar10", 0).train_test_split(**share, seed=42 if name == "fedrep" else 0)["train"]
+        rows = make_examples("uoft-cs/cifar10", 0).train_test_split(**share, seed=42 if name == "fedrep" else 0)[
+            "train"
+        ]
         transform = module.apply_transforms if name == "floco" else None
         rows, key = (rows.with_transform(transform) if transform else rows), "img"
     images = [row[key] for row in rows]

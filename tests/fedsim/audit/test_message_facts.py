@@ -29,14 +29,14 @@ KNOWN = {"candidates": "held-out"}
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, OpenRun]:
+def recording(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, OpenRun]:
     """A run whose clients hold different numbers of examples."""
     config = make_tiny_config(partition={"name": "quantity-skew"}, model={"name": "linear"})
     return config, run_serial(config, tmp_path_factory.mktemp("counts") / "run")
 
 
-def audit(recorded: tuple[Config, OpenRun], *attacks: str, **adversary: Any) -> Audit:
-    config, folder = recorded
+def audit(recording: tuple[Config, OpenRun], *attacks: str, **adversary: Any) -> Audit:
+    config, folder = recording
     spec = make_attack_file(*attacks, victims=[0, 1], candidates=40, **adversary)
     return Audit(folder=folder, spec=spec, experiment=Experiment(config), base_folder=folder.path)
 
@@ -50,9 +50,9 @@ def scores_by_claim(made: Audit) -> dict[tuple[str, ...], tuple[str, str]]:
     return {tuple(row[key] for key in keys): (row["value"], row["floor"]) for row in rows}
 
 
-def test_attacks_that_say_they_do_not_read_n_claim_the_same_without_it(recorded: tuple[Config, OpenRun]) -> None:
-    scores_by_claim(audit(recorded, *WITHOUT_N, rounds="all", knowledge=KNOWN))
-    scores = scores_by_claim(audit(recorded, *WITHOUT_N, rounds="all", knowledge={**KNOWN, "num_examples": False}))
+def test_attacks_that_say_they_do_not_read_n_claim_the_same_without_it(recording: tuple[Config, OpenRun]) -> None:
+    scores_by_claim(audit(recording, *WITHOUT_N, rounds="all", knowledge=KNOWN))
+    scores = scores_by_claim(audit(recording, *WITHOUT_N, rounds="all", knowledge={**KNOWN, "num_examples": False}))
     told = {key[1:]: values for key, values in scores.items() if "num_examples" not in key[0]}
     untold = {key[1:]: values for key, values in scores.items() if "num_examples" in key[0]}
     assert {attack for attack, *_ in told} == {attack for attack, *_ in untold} == set(WITHOUT_N)
@@ -63,9 +63,9 @@ def test_attacks_that_say_they_do_not_read_n_claim_the_same_without_it(recorded:
 
 
 def test_attacks_that_read_n_are_refused_without_it_and_so_are_those_of_strangers_that_say_nothing(
-    recorded: tuple[Config, OpenRun],
+    recording: tuple[Config, OpenRun],
 ) -> None:
-    made = audit(recorded, "sme", "shared-model", knowledge={"num_examples": False})
+    made = audit(recording, "sme", "shared-model", knowledge={"num_examples": False})
     assert made.refusal_reasons == {
         "sme": "sme reads N, the number of examples of a client, which the threat model withholds; grant it "
         "(adversary.knowledge.num_examples), or choose an attack that works without it, as membership-cosine"
@@ -74,17 +74,17 @@ def test_attacks_that_read_n_are_refused_without_it_and_so_are_those_of_stranger
 
 @pytest.mark.parametrize(("rounds", "refused"), [([1], []), ("all", ["membership-cosine"])])
 def test_pseudonymous_clients_are_attacked_in_one_round_or_by_who_links_their_messages(
-    rounds: Any, refused: list[str], recorded: tuple[Config, OpenRun]
+    rounds: Any, refused: list[str], recording: tuple[Config, OpenRun]
 ) -> None:
     attacks = ("membership-cosine", "inverting-gradients", *(["linkability"] if rounds == "all" else []))
-    made = audit(recorded, *attacks, rounds=rounds, knowledge={**KNOWN, "client_ids": False})
+    made = audit(recording, *attacks, rounds=rounds, knowledge={**KNOWN, "client_ids": False})
     assert list(made.refusal_reasons) == refused
     for sentence in made.refusal_reasons.values():
         assert "joins what a client sent in several rounds" in sentence
 
 
-def test_nothing_in_a_recording_without_counts_says_n(recorded: tuple[Config, OpenRun], tmp_path: Path) -> None:
-    hidden = Transcript(recorded[1].path).without_example_counts()
+def test_nothing_in_a_recording_without_counts_says_n(recording: tuple[Config, OpenRun], tmp_path: Path) -> None:
+    hidden = Transcript(recording[1].path).without_example_counts()
     hidden.restrict_to([1]).copy_to(tmp_path / "copy")
     for transcript in (hidden, hidden.restrict_to([1]), Transcript(tmp_path / "copy")):
         for update in transcript.updates():
@@ -103,11 +103,11 @@ def test_n_is_withheld_under_whatever_name_metrics_give_it(tmp_path: Path) -> No
     assert hidden.update(1, 0).metrics == hidden.header(1).replies[0].metrics == {"loss": 0.5}
 
 
-def test_a_report_says_what_of_the_messages_is_withheld(recorded: tuple[Config, OpenRun]) -> None:
+def test_a_report_says_what_of_the_messages_is_withheld(recording: tuple[Config, OpenRun]) -> None:
     attacks = {name: load("attacks", name) for name in ("linkability", "sme")}
     findings = [{"attack": "linkability", "granted": []}]
     for knowledge, names in (({}, {}), ({"num_examples": False}, {"num_examples": ["sme"]})):
-        facts = list_granted_facts(audit(recorded, *attacks, knowledge=knowledge), findings, attacks)
+        facts = list_granted_facts(audit(recording, *attacks, knowledge=knowledge), findings, attacks)
         said = {
             fact.name: fact.needed_by for fact in facts if fact.name in MESSAGE_FACTS and fact.withheld and fact.usual
         }
