@@ -17,9 +17,10 @@ from fedsim.report.defense_outcomes import (
     WEAKENS,
     DefenseOutcome,
     attack_outcomes,
+    read_scores,
 )
 from fedsim.report.paired_differences import subtract_control
-from fedsim.report.sweep_groups import paired_interval
+from fedsim.report.sweep_groups import group_scores, paired_interval
 from fedsim.report.undefended_leaks import explain_no_leak, find_main_metric
 from tests.support.paired_seeds import measure_coverage, measure_false_falls
 from tests.support.sweep_tables import AT_FLOOR, HALVED, LEAKING, make_both, make_rows
@@ -310,3 +311,13 @@ def test_leakage_is_shown_by_the_first_metric_by_which_something_leaks() -> None
     assert find_main_metric(make_rows(LEAKING) + identified, AXES) == "psnr"
     assert find_main_metric(unseen, AXES) == "psnr"
     assert find_main_metric([], AXES) == ""
+
+
+def test_a_mean_has_one_interval_on_the_whole_page() -> None:
+    rows = [
+        row for seed in range(3) for row in make_rows([12.0 + 3 * seed, 15.0 + 3 * seed, 17.0 + 2 * seed], seed=seed)
+    ]
+    scores = read_scores(rows, "psnr", adaptive=False)
+    [group] = group_scores(rows, ("defense",), "psnr")
+    assert scores is not None
+    assert scores.reading.summary.interval_text == group.text
