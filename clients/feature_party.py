@@ -11,7 +11,7 @@ from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
 from fedsim.base.randomness import generator
-from fedsim.recording.split_steps import BOTTOM, ROWS
+from fedsim.recording.split_steps import ROWS, select_bottom
 
 _LAST_ROWS = "last-rows"
 
@@ -52,7 +52,7 @@ def make_feature_party(
         sent = message.content["arrays"]
         tensors = {name: torch.from_numpy(array.numpy().copy()) for name, array in sent.items()}  # type: ignore[union-attr]
         bottom = build_bottom(party).eval()
-        bottom.load_state_dict(_first_weights(tensors) or context.state["model"].to_torch_state_dict())  # type: ignore[union-attr]
+        bottom.load_state_dict(select_bottom(tensors) or context.state["model"].to_torch_state_dict())  # type: ignore[union-attr]
 
         # Take the step of the last rows.
         if "gradient" in tensors:
@@ -78,8 +78,3 @@ def make_feature_party(
         return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
     return app
-
-
-def _first_weights(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights that the server sent; empty where it sent none."""
-    return {name.removeprefix(BOTTOM): tensor for name, tensor in tensors.items() if name.startswith(BOTTOM)}

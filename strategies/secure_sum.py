@@ -105,7 +105,7 @@ class SecureSum:
 
     def refusal_reason(self, reply: RecordDict, asked: RecordDict) -> str | None:
         """Return why a client would not take part in the protocol with this reply, or None."""
-        if (count := _num_examples(reply)) > self.largest:
+        if (count := reported_examples(reply)) > self.largest:
             return f"it reported {count} examples, more than the {self.largest} that weights are multiples of"
         if broken := non_finite_names({name: tensor for name, (_, tensor) in _update_tensors(reply, asked).items()}):
             return f"its '{broken[0]}' holds NaN or infinite values, and nobody could find them in the sum"
@@ -221,7 +221,7 @@ class _Group:
 
     def add(self, client: int, reply: RecordDict, asked: RecordDict, number: int) -> None:
         """Add the update in the reply of `client` to the sum, and empty the reply."""
-        tensors, count = _update_tensors(reply, asked), _num_examples(reply)
+        tensors, count = _update_tensors(reply, asked), reported_examples(reply)
         self.forms = {name: (kind, tensor.dtype) for name, (kind, tensor) in tensors.items()}
         update = {name: tensor.numpy() for name, (_, tensor) in tensors.items()}
         if self.protocol.privacy is not None:
@@ -234,7 +234,7 @@ class _Group:
         else:
             self.total = addends
         self._count_clipped(update, count)
-        self.num_examples += _num_examples(reply)
+        self.num_examples += reported_examples(reply)
         self.survivors.append(client)
         for record in reply.array_records.values():
             record.clear()
@@ -278,7 +278,8 @@ def clip_update(update: Mapping[str, NDArray[Any]], clip: float) -> dict[str, ND
     return {name: factor * values for name, values in exact.items()}
 
 
-def _num_examples(reply: RecordDict) -> int:
+def reported_examples(reply: RecordDict) -> int:
+    """Return N as the client reports it."""
     (metrics,) = reply.metric_records.values()
     return int(metrics["num-examples"])  # type: ignore[arg-type]
 

@@ -14,7 +14,7 @@ from fedsim.base.errors import ConfigError
 from fedsim.federation.config import SecureAggregationTable
 from fedsim.federation.secure_aggregation import SINGLE_UPDATE_STRATEGIES
 from strategies.message_content import GROUP_RECORD, MEMBERS_KEY, describe_wrong_records, is_number
-from strategies.secure_sum import SecureSum
+from strategies.secure_sum import SecureSum, reported_examples
 from strategies.wrapped_grid import WrappedGrid
 
 log = logging.getLogger("fedsim." + __name__)
@@ -76,7 +76,7 @@ class SecureSumGrid(WrappedGrid):
         answers = [reply for reply in replies if not reply.has_error()]
         for reply in answers:
             _check_summable(reply)
-        largest = max((_count_examples(reply) for reply in answers), default=1)
+        largest = max((reported_examples(reply.content) for reply in answers), default=1)
         protocol = SecureSum(table=self._table, largest=max(1, largest), seed=self._seed)
         message_to = {message.metadata.dst_node_id: message for message in messages}
         accepted: list[Message] = []
@@ -111,12 +111,6 @@ def _check_nodes(messages: Sequence[Message]) -> None:
         )
 
 
-def _count_examples(reply: Message) -> int:
-    (metrics,) = reply.content.metric_records.values()
-    count = metrics[_COUNT_KEY]
-    return int(count) if isinstance(count, int | float) else 0
-
-
 def _check_summable(reply: Message) -> None:
     """Raise ConfigError where a reply has other records than those that are summed."""
     content = reply.content
@@ -125,7 +119,7 @@ def _check_summable(reply: Message) -> None:
         reason = "it calls its records otherwise than 'arrays' and 'metrics', as Flower's strategies do"
     if reason is None:
         (metrics,) = content.metric_records.values()
-        if not is_number(metrics.get(_COUNT_KEY)) or _count_examples(reply) < 1:
+        if not is_number(metrics.get(_COUNT_KEY)) or reported_examples(content) < 1:
             reason = f"it reports no '{_COUNT_KEY}', by which clients are weighted"
     if reason is not None:
         raise ConfigError(

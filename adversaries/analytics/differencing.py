@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,10 +13,32 @@ from fedsim.base.constraints import NonNegativeFloat
 from fedsim.base.errors import AttackError
 from fedsim.base.papers import cite
 from fedsim.interfaces.answer_findings import AnsweredValues
-from fedsim.interfaces.attack import ALL, CLIENT, GROUP, GROUPS, Attack, Paper, Progress, RoundsNeeded, Target, warn
+from fedsim.interfaces.attack import (
+    ALL,
+    CLIENT,
+    GROUP,
+    GROUPS,
+    Attack,
+    Outcome,
+    Paper,
+    Progress,
+    RoundsNeeded,
+    Target,
+    VictimTask,
+    run_sequentially,
+    warn,
+)
 from fedsim.interfaces.findings import client_ids
 from fedsim.recording.answer_claims import EXACT, UNCHECKED, AnswerClaim, claim_answers, find_people
-from fedsim.recording.cohort_answers import AnswerErrors, Floats, group_questions, read_answers
+from fedsim.recording.cohort_answers import (
+    AnswerErrors,
+    QuestionGroup,
+    group_questions,
+    list_reported_counts,
+    read_answers,
+)
+from fedsim.recording.cohort_systems import Floats
+from fedsim.recording.transcript import Transcript
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,21 +81,35 @@ class Differencing(Attack):
     main_metric: ClassVar[str] = "answers_exact"
 
     def _run(self, target: Target, progress: Progress) -> AnsweredValues:
+        return self._claim_values(target, progress, self._read_groups(target.transcript))
+
+    def _run_several(self, tasks: Iterable[VictimTask]) -> Iterator[tuple[VictimTask, Outcome]]:
+        """Attack one victim after the other; those of the same rounds read all answers once."""
+        cached = dict[tuple[str, tuple[int, ...]], list[QuestionGroup]]()
+
+        def claim_values(task: VictimTask) -> AnsweredValues:
+            transcript = task.target.transcript
+            key = str(transcript.folder), tuple(transcript.rounds)
+            if key not in cached:
+                cached[key] = self._read_groups(transcript)
+            return self._claim_values(task.target, task.progress, cached[key])
+
+        return run_sequentially(tasks, claim_values)
+
+    def _read_groups(self, transcript: Transcript) -> list[QuestionGroup]:
         errors = AnswerErrors(
             noise=self.noise,
             rounded_to=self.rounded_to,
             smallest_cell=self.smallest_cell,
             tolerance=self.tolerance,
         )
-        groups = group_questions(read_answers(target.transcript), errors)
+        return group_questions(read_answers(transcript), errors)
+
+    def _claim_values(self, target: Target, progress: Progress, groups: Sequence[QuestionGroup]) -> AnsweredValues:
         claims: dict[str, list[AnswerClaim]] = {}
-        counts: dict[int, int] = {}
         for number, group in enumerate(groups, 1):
             found, changes = claim_answers(group, target.victim)
             claims |= {name: given for name, given in found.items() if given}
-            for answer in next(iter(group.answers.values())):
-                if answer.cohort.members == (target.victim,):
-                    counts[answer.cohort.round] = answer.num_examples
             if changes and any(len(cohort.members) > 1 for cohort in group.cohorts):
                 warn(
                     f"clients' answers to {', '.join(list(group.answers)[:3])} changed before round "
@@ -93,6 +129,7 @@ class Differencing(Attack):
                 "between rounds, which the answers do not rule out"
             )
         largest = max((given[-1] for given in claims.values()), key=lambda claim: len(claim.group))
+        counts = list_reported_counts((given for group in groups for given in group.answers.values()), target.victim)
         people = find_people(claims, counts) if EXACT in standings else []
         return AnsweredValues(
             rounds={name: torch.tensor([claim.round for claim in given]) for name, given in claims.items()},

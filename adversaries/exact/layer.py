@@ -14,6 +14,7 @@ from fedsim.base.randomness import generator
 from fedsim.interfaces.attack import Knowledge, warn
 from fedsim.inversion.labels.last_layer import output_layer
 from fedsim.inversion.problem import InversionProblem, build_problem
+from fedsim.inversion.restart import claimed_labels
 from fedsim.recording.wire_format import Update
 from fedsim.training.first_layer import find_first_layer, is_rectified
 
@@ -279,9 +280,7 @@ def predict_labels(layer: FirstLayer, inputs: Tensor) -> Tensor:
         outputs: Tensor = functional_call(problem.model, state, (values,)).reshape(len(values), -1)
     if outputs.shape[1] == 1 and problem.goal != "labels":
         return outputs[:, 0].float().cpu()
-    if problem.goal == "labels":
-        return (outputs > 0).float().cpu()
-    return (outputs.argmax(1) if problem.goal == "classes" else outputs.float()).cpu()
+    return claimed_labels(problem, outputs.float()).cpu()
 
 
 def _state_of(problem: InversionProblem, weights: Sequence[Tensor]) -> dict[str, Tensor]:

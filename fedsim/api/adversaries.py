@@ -57,7 +57,7 @@ def read_adversary(
     source = file if file is not None else folder.experiment
     tables = read_toml(source, overrides)
     if folder.app.is_file():
-        check_app_tables(folder, tables, source)
+        _check_app_tables(folder, tables, source)
         tables = {key: table for key, table in tables.items() if key not in RUN_TABLES}
     kind = Config if set(tables) - set(AttackFile.model_fields) else AttackFile
     spec: AttackFile = validate_tables(kind, tables, str(source))
@@ -71,7 +71,7 @@ def read_adversary(
     return Adversary(spec=spec, beside=source.parent, command=shlex.join(command))
 
 
-def check_app_tables(run: OpenRun, tables: dict[str, Any], file: Path) -> None:
+def _check_app_tables(run: OpenRun, tables: dict[str, Any], file: Path) -> None:
     """Raise ConfigError where a file says that the app of a run was run otherwise."""
     made = read_toml(run.app)
     spec = validate_tables(AppFile, {key: tables[key] for key in RUN_TABLES if key in tables}, str(file))

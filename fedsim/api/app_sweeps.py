@@ -6,7 +6,6 @@ Cells that differ in their attack alone share a run folder. It is kept: the same
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -119,9 +118,9 @@ def run_app_sweep(file: SweepFile, app: FlowerApp, folder: Path, *, trust: bool 
         (folder / PAGE).unlink(missing_ok=True)
         write_text(folder / FILE, tomli_w.dumps(file.tables))
         log.info("%d cells on %d runs of the app", len(cells), len(groups))
-        for number, (key, group) in enumerate(groups.items()):
+        for number, group in enumerate(groups.values()):
             report_progress("runs", number, len(groups))
-            results |= _run_group(group, OpenRun(folder / _RUNS / key), trust)
+            results |= _run_group(group, OpenRun(folder / _run_path(group[0])), trust)
             _write_tables(folder, cells, results)
         report_progress("runs", len(groups), len(groups))
         write_sweep_page(folder)
@@ -182,18 +181,18 @@ def _is_recorded(request: AppRequest, folder: OpenRun) -> bool:
 
 def _write_tables(folder: Path, cells: Sequence[AppCell], results: Mapping[str, _CellResult]) -> None:
     axes = tuple(axis for axis in cells[0].point.labels if axis != ATTACK)
-    write_table(folder, axes, _score_rows(folder, cells, results))
-    write_cells(folder, axes, _cell_rows(folder, cells, results))
+    write_table(folder, axes, _score_rows(cells, results))
+    write_cells(folder, axes, _cell_rows(cells, results))
 
 
-def _score_rows(folder: Path, cells: Sequence[AppCell], results: Mapping[str, _CellResult]) -> Iterator[dict[str, Any]]:
+def _score_rows(cells: Sequence[AppCell], results: Mapping[str, _CellResult]) -> Iterator[dict[str, Any]]:
     for cell in cells:
         if cell.key in results:
             for row in results[cell.key].rows:
-                yield {**_cell_columns(cell), "baseline": 0, **row, "run": _run_path(folder, cell)}
+                yield {**_cell_columns(cell), "baseline": 0, **row, "run": _run_path(cell)}
 
 
-def _cell_rows(folder: Path, cells: Sequence[AppCell], results: Mapping[str, _CellResult]) -> Iterator[dict[str, Any]]:
+def _cell_rows(cells: Sequence[AppCell], results: Mapping[str, _CellResult]) -> Iterator[dict[str, Any]]:
     for cell in cells:
         row = {**_cell_columns(cell), "added": int(cell.point.is_added), "no_control": "", "run": ""}
         if cell.key not in results:
@@ -201,13 +200,14 @@ def _cell_rows(folder: Path, cells: Sequence[AppCell], results: Mapping[str, _Ce
             continue
         result = results[cell.key]
         state = "failed" if result.reason else "done"
-        run = _run_path(folder, cell)
-        yield row | {"state": state, "reason": result.reason, "seconds": round(result.seconds, 2), "run": run}
+        seconds = round(result.seconds, 2)
+        yield row | {"state": state, "reason": result.reason, "seconds": seconds, "run": _run_path(cell)}
 
 
 def _cell_columns(cell: AppCell) -> dict[str, Any]:
     return {"cell": cell.key, "federation": cell.run, "control": cell.control, **cell.point.row}
 
 
-def _run_path(folder: Path, cell: AppCell) -> str:
-    return os.path.relpath(folder / _RUNS / cell.run, folder)
+def _run_path(cell: AppCell) -> str:
+    """Return the run folder of a cell, from the folder of the sweep."""
+    return str(Path(_RUNS, cell.run))

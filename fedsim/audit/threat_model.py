@@ -265,19 +265,15 @@ def check_private_facts(adversary: AdversaryTable, case: Case) -> None:
         case.check_truth_source(names[0])
     if "partial_records" in names:
         case.sensitive_column(str(adversary.knowledge.partial_records))
-    if "known_candidates" in names:
-        count, fact = adversary.knowledge.known_candidates, FACTS["known_candidates"]
-        if not fact.is_valid(count):
-            raise ConfigError(f"adversary.knowledge.known_candidates: expected {fact.expected}, got {count}")
-        if "candidates" not in names:
-            raise ConfigError(
-                "adversary.knowledge.known_candidates: they are drawn as candidates are, and none are granted; give "
-                "candidates, too, which says where non-members come from"
-            )
-    if "known_rows" in names:
-        rows, fact = adversary.knowledge.known_rows, FACTS["known_rows"]
-        if not fact.is_valid(rows):
-            raise ConfigError(f"adversary.knowledge.known_rows: expected {fact.expected}, got {rows}")
+    for name in ("known_candidates", "known_rows"):
+        count, fact = getattr(adversary.knowledge, name), FACTS[name]
+        if name in names and not fact.is_valid(count):
+            raise ConfigError(f"adversary.knowledge.{name}: expected {fact.expected}, got {count}")
+    if "known_candidates" in names and "candidates" not in names:
+        raise ConfigError(
+            "adversary.knowledge.known_candidates: they are drawn as candidates are, and none are granted; give "
+            "candidates, too, which says where non-members come from"
+        )
     if "candidates" in names:
         non_members, fact = adversary.knowledge.candidates, FACTS["candidates"]
         if not fact.is_valid(non_members):

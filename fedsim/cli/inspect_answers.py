@@ -36,7 +36,7 @@ def show_answers(exchanges: Iterable[RecordedExchange], transcript: Transcript |
     for client, sentences in list(by_client.items())[:limit]:
         for sentence in sentences[:limit]:
             console.print(f"client {client}: {one_line(sentence)}", soft_wrap=True, markup=False)
-        if left_out := len(sentences[len(sentences[:limit]) :]):
+        if left_out := len(sentences) - len(sentences[:limit]):
             console.print(f"client {client}: {number_of(left_out, 'more answer')} (--rows)", markup=False)
     if left_out := len(by_client) - len(list(by_client)[:limit]):
         console.print(f"{number_of(left_out, 'more client')} (--rows)")

@@ -8,7 +8,14 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from fedsim.base.constraints import NonNegativeInt, PositiveInt
-from fedsim.federation.config import AttackFile, PluginTable, SecureAggregationTable, Table
+from fedsim.federation.config import (
+    AttackFile,
+    PluginTable,
+    SecureAggregationTable,
+    Table,
+    check_choice,
+    check_group_sizes,
+)
 
 RunConfig = dict[str, bool | int | float | str]
 """Settings of an app by key, as both of its sides find them in their context."""
@@ -42,18 +49,15 @@ class AppFile(AttackFile):
     @model_validator(mode="after")
     def _check_clients(self) -> AppFile:
         chosen, count = self.adversary.victims, self.federation.clients
-        if isinstance(chosen, list) and (missing := [client for client in chosen if client >= count]):
-            raise ValueError(f"adversary.victims: expected clients from 0 to {count - 1}, got {missing[0]}")
+        if isinstance(chosen, list):
+            check_choice("adversary.victims", chosen, count, "clients")
         if self.app.replies != "weights" and (self.defense or self.secure_aggregation is not None):
             raise ValueError(
                 f"app.replies: clients send a {self.app.replies}, and fedsim's defenses and sums read what an app "
                 "sends as weights w_T; leave [[defense]] and [secure_aggregation] out, or let the app defend itself"
             )
-        table = self.secure_aggregation
-        if table is not None and table.groups != "all" and table.groups > count:
-            raise ValueError(
-                f"secure_aggregation.groups: expected at most federation.clients = {count}, got {table.groups}"
-            )
+        if self.secure_aggregation is not None:
+            check_group_sizes(self.secure_aggregation, count, recorded=None)
         return self
 
     @property

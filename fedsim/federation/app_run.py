@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -34,7 +33,7 @@ from fedsim.federation.app_replies import packed_values, refuse_deltas
 from fedsim.federation.engines.serial import InProcessGrid
 from fedsim.federation.flower_app import FlowerApp
 from fedsim.federation.legacy_order import order_legacy_clients
-from fedsim.federation.simulation import quiet_flower
+from fedsim.federation.simulation import load_app_part, quiet_flower
 from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.defense_checks import check_defense, check_order, name_of_defense
 from fedsim.plugins import registry
@@ -70,7 +69,7 @@ def build_app_defenses(file: AppFile) -> list[Defense]:
         ConfigError: their settings, or their order, are not possible, or one acts otherwise than by a mod.
         PluginError: one does not load.
     """
-    make_mod = _load_part("mod")
+    make_mod = load_app_part("mod")
     defenses: list[Defense] = []
     for number, table in enumerate(file.defense):
         defense = check_defense(registry.build("defenses", table.name, table.settings, f"defense.{number}"))
@@ -114,7 +113,7 @@ def run_app_here(job: AppJob) -> None:
         context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=dict(job.run_config))
         _seed_process(seed)  # importing may have drawn anything
         try:
-            _load_part("recorded-run")(
+            load_app_part("recorded-run")(
                 server_app,
                 grid,
                 context,
@@ -155,7 +154,7 @@ class ClientGrid(InProcessGrid):
 
     def _with_defenses(self, client_app: ClientAppCallable) -> ClientAppCallable:
         """Return a client app with the defenses around it, the first of which acts first."""
-        call, make_mod = refuse_deltas(client_app) if self._reads_weights else client_app, _load_part("mod")
+        call, make_mod = refuse_deltas(client_app) if self._reads_weights else client_app, load_app_part("mod")
         for defense in self._defenses:
             self._generators.append(torch.Generator())
             call = _wrap(call, make_mod(defense, self._generators[-1]))
@@ -276,9 +275,3 @@ def _forbid_simulation(folder: Path) -> Iterator[None]:
             if hasattr(flwr.simulation, name):
                 stack.enter_context(patch.object(flwr.simulation, name, refuse))
         yield
-
-
-def _load_part(name: str) -> Any:
-    """Load what the core needs of other packages by entry point, as it imports none of them."""
-    (entry,) = (entry for entry in entry_points(group="fedsim.apps") if entry.name == name)
-    return entry.load()

@@ -695,7 +695,7 @@ class Config(AttackFile):
             ("recording.rounds", self.recording.rounds, rounds, "rounds"),
         ):
             if isinstance(chosen, list) and (chosen or where != "recording.rounds"):
-                _check_choice(where, chosen, count, noun)
+                check_choice(where, chosen, count, noun)
         if self.recording.rounds == [] and self.attack and self.adversary.when != "never":
             raise ValueError("recording.rounds: nothing is recorded, so there is nothing to attack; name rounds")
         if self.adversary.who != "server" and self.recording.clients is not None:
@@ -710,7 +710,7 @@ class Config(AttackFile):
                 f"states.rounds: round {max(self.states.rounds)} of federation.rounds = {rounds}; raise it"
             )
         if self.secure_aggregation is not None:
-            _check_groups(self.secure_aggregation, clients, self.recording.clients)
+            check_group_sizes(self.secure_aggregation, clients, self.recording.clients)
         # A run folder may come from a stranger, so its experiment file names no code and no files.
         if isinstance(self.adversary.knowledge.model, str):
             raise ValueError(
@@ -735,7 +735,7 @@ class Config(AttackFile):
                 "something of whole clients; leave it out"
             )
         if chosen is not None:
-            _check_choice("canaries.clients", chosen, self.federation.clients, "clients")
+            check_choice("canaries.clients", chosen, self.federation.clients, "clients")
         if self.secure_aggregation is not None:
             raise ValueError(
                 "canaries: they measure what one client's messages tell, and under secure "
@@ -764,7 +764,7 @@ def _check_titles(tables: Iterable[LabelledTable], noun: str) -> None:
             raise ValueError(f"two {noun} are called '{title}'; give one of them a label of its own")
 
 
-def _check_groups(table: SecureAggregationTable, clients: int, recorded: list[int] | None) -> None:
+def check_group_sizes(table: SecureAggregationTable, clients: int, recorded: list[int] | None) -> None:
     """Raise ValueError where no round can have such groups, or `recorded` names single clients."""
     size = clients if table.groups == "all" else table.groups
     if size > clients or clients < 2:
@@ -791,7 +791,8 @@ def _check_list(where: str, chosen: list[int], noun: str) -> None:
         raise ValueError(f"{where}: {duplicates[0]} is named twice; name each once")
 
 
-def _check_choice(where: str, chosen: list[int], count: int, noun: str) -> None:
+def check_choice(where: str, chosen: list[int], count: int, noun: str) -> None:
+    """Raise ValueError where chosen clients or rounds are not among `count`, or one is named twice."""
     first = 0 if noun == "clients" else 1
     if len(chosen) > count:
         raise ValueError(f"{where}: {len(chosen)} {noun} named, but federation.{noun} is {count}")

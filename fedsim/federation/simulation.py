@@ -43,8 +43,8 @@ def run_federation(config: Config, folder: OpenRun, *, resume: bool = False, ove
 
 def _run_federation(config: Config, folder: OpenRun, *, resume: bool, overwrite: bool) -> None:
     registry.check_installation()
-    server_app, client_app = _load_app("server"), _load_app("client")
-    # Imported here, after `_load_app` has explained a Flower that is not installed.
+    server_app, client_app = load_app_part("server"), load_app_part("client")
+    # Imported here, after `load_app_part` has explained a Flower that is not installed.
     from fedsim.federation.engines.engine import FederationJob, build_engine
 
     engine = build_engine(config.federation)
@@ -157,15 +157,19 @@ def load_client_app() -> Any:
         InstallationError: Flower or the app is not installed.
     """
     with quiet_flower():
-        return _load_app("client")
+        return load_app_part("client")
 
 
 @cache
-def _load_app(side: str) -> Any:
-    """Load Flower's app for one side by entry point, as the core imports no plug-in packages."""
-    entries = [entry for entry in entry_points(group="fedsim.apps") if entry.name == side]
+def load_app_part(name: str) -> Any:
+    """Load Flower's app for one side, or another part of an app, by entry point: the core imports no plug-in packages.
+
+    Raises:
+        InstallationError: Flower or the part is not installed.
+    """
+    entries = [entry for entry in entry_points(group="fedsim.apps") if entry.name == name]
     if not entries:
-        raise InstallationError(f"no {side} app is registered; install the project first ('pip install -e .')")
+        raise InstallationError(f"no {name} app is registered; install the project first ('pip install -e .')")
     try:
         return entries[0].load()
     except ImportError as error:

@@ -6,12 +6,13 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 
-from fedsim.recording.cohort_answers import Floats, QuestionGroup, is_histogram
-from fedsim.recording.cohort_systems import CohortSystem, make_system
+from fedsim.recording.cohort_answers import QuestionGroup, is_histogram
+from fedsim.recording.cohort_systems import CohortSystem, Floats, make_system
 
 UNDETERMINED, UNCHECKED, EXACT = 0, 1, 2
 """Standing of a claim. The answers do not determine the value; they do if clients kept their values; they do,
@@ -137,6 +138,19 @@ class _ClientView:
         """Return the rounds in which the client took part, ascending."""
         return sorted({self.group.cohorts[index].round for index in self._find_answers(None)})
 
+    @cached_property
+    def _group_factors(self) -> Floats:
+        """Return `answer`, the factors of the sum over the smallest group."""
+        return self._combine(self.smallest)
+
+    def _combine(self, group: Sequence[int]) -> Floats:
+        return self.system.to_array(self.system.combine(group) or {})
+
+    @cached_property
+    def _solutions(self) -> dict[str, tuple[Floats, Floats]]:
+        """Return by question the solutions so far, which are those of all rounds."""
+        return {}
+
     def _find_answers(self, number: int | None) -> list[int]:
         """Return the answers with the client in them, of one round or of all."""
         cohorts = self.group.cohorts
@@ -157,19 +171,21 @@ class _ClientView:
             value = answer.mean.reshape(-1).round() if is_whole else answer.mean.reshape(-1)
             spread = np.zeros(value.shape)
         else:
-            value, spread = self._solve(name)
+            if name not in self._solutions:
+                self._solutions[name] = self._solve(name)
+            value, spread = self._solutions[name]
         if standing != UNDETERMINED:
             spread = np.sqrt(spread**2 + errors.rounded_to**2 / 12)
             is_cut = (value == 0) & (errors.smallest_cell > 0)
             spread = np.where(is_cut, np.maximum(spread, errors.smallest_cell / 2), spread)
-        combination = self.system.to_array(self.system.combine(smallest) or {})
+        factors = self._group_factors if smallest == self.smallest else self._combine(smallest)
         return AnswerClaim(
             round=number,
             value=value.reshape(answer.mean.shape),
             standing=standing,
             spread=spread.reshape(answer.mean.shape),
             group=smallest,
-            group_sum=(combination @ all_sums[list(self.chosen)]).reshape(answer.mean.shape),
+            group_sum=(factors @ all_sums[list(self.chosen)]).reshape(answer.mean.shape),
         )
 
     def _solve(self, name: str) -> tuple[Floats, Floats]:

@@ -11,14 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.base.errors import TranscriptError
-from fedsim.recording.clear_text import count_examples
+from fedsim.recording.clear_text import SECAGG_RECORD, count_examples
 from fedsim.recording.cohort_answers import is_histogram
 from fedsim.recording.header import EXAMPLE_COUNT_KEYS, parse_count
 from fedsim.recording.messages import RecordedExchange, RecordedMessage
 from fedsim.recording.transcript import Transcript
 
 _QUERY = "query"
-_SECAGG_RECORD = "secaggplus_configs"
 _MAX_CELLS = 10_000
 """Most cells of a histogram that is looked for among updates."""
 _MAX_VALUES = 4
@@ -41,7 +40,7 @@ def describe_answers(exchanges: Iterable[RecordedExchange]) -> dict[int, list[st
         is_query = exchange.kind.split(".")[0] == _QUERY
         sent = {message.node: message for message in exchange.sent}
         for reply in exchange.replies:
-            if reply.error or _SECAGG_RECORD in reply.config:
+            if reply.error or SECAGG_RECORD in reply.config:
                 continue
             if not is_query and reply.node in sent:
                 reply = replace(reply, arrays=_select_changed(reply.arrays, sent[reply.node].arrays))

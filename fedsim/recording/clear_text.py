@@ -17,7 +17,7 @@ import numpy as np
 from fedsim.recording.header import names_example_count, parse_count
 from fedsim.recording.messages import RecordedExchange, RecordedMessage
 
-_SECAGG_RECORD = "secaggplus_configs"
+SECAGG_RECORD = "secaggplus_configs"
 """Record in which Flower's SecAgg+ sends its stages."""
 _PICKLE = re.compile(rb"\x80[\x02-\x05].*\.", re.DOTALL)
 
@@ -49,7 +49,7 @@ class ClearText:
     @property
     def description(self) -> str:
         """Return a description in a few words."""
-        if self.name.startswith(f"{_SECAGG_RECORD}."):
+        if self.name.startswith(f"{SECAGG_RECORD}."):
             return "a stage of SecAgg+: keys, shares and masked vectors"
         text = " or ".join(sorted(self.kinds))
         if self.sizes:
@@ -90,7 +90,7 @@ def find_clear_texts(exchanges: Iterable[RecordedExchange]) -> list[ClearText]:
     for key, sizes_of_clients in num_rows.items():
         all_sizes = set[int]().union(*sizes_of_clients.values())
         follows_client = len(all_sizes) > 1 and all(len(sizes) == 1 for sizes in sizes_of_clients.values())
-        texts_by_key[key].per_example |= follows_client and not key[1].startswith(f"{_SECAGG_RECORD}.")
+        texts_by_key[key].per_example |= follows_client and not key[1].startswith(f"{SECAGG_RECORD}.")
     return list(texts_by_key.values())
 
 

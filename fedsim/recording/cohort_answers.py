@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor, finfo, uint8
 
 from fedsim.base.errors import TranscriptError
-from fedsim.recording.cohort_systems import Cohort, CohortSystem
+from fedsim.recording.cohort_systems import Cohort, CohortSystem, Floats
 from fedsim.recording.transcript import Transcript
 
-Floats = NDArray[np.float64]
 METRIC_PREFIX = "metric/"
 """Begins the name of a question that was answered by a number beside the arrays."""
 _MAX_FRACTION = 0.05
@@ -104,6 +102,12 @@ def read_answers(transcript: Transcript) -> dict[str, list[CohortAnswer]]:
             "two ways; attack rounds that do the same (adversary.rounds)"
         )
     return {name: given for name, given in answers.items() if len({answer.mean.shape for answer in given}) == 1}
+
+
+def list_reported_counts(answers: Iterable[Sequence[CohortAnswer]], client: int) -> dict[int, int]:
+    """Return N that a client reported beside what it answered in clear, by round; 0 where it reported none."""
+    clear = (answer for given in answers for answer in given if answer.cohort.members == (client,))
+    return {answer.cohort.round: answer.num_examples for answer in clear}
 
 
 def _is_number_tensor(tensor: Tensor) -> bool:

@@ -6,6 +6,7 @@ follows from the sums if and only if its unit vector is a combination of rows.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -36,6 +37,23 @@ class Cohort:
 
     round: int
     members: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Change:
+    """Change of one client's value by 1.
+
+    Attributes:
+        client: whose value changes.
+        answers: `answer`, by how much they change.
+        largest: by how much it breaks the identity that it breaks most; 0 where it breaks none.
+        ratio: tells apart in which ratio it breaks identities; empty where it breaks none.
+    """
+
+    client: int
+    answers: Floats
+    largest: float = 0.0
+    ratio: bytes = b""
 
 
 class CohortSystem:
@@ -131,33 +149,42 @@ class CohortSystem:
             return False
         # Two changes can cancel in all identities if they break them in the same ratio.
         effects_by_ratio: dict[bytes, list[float]] = {}
-        for change, is_own in self._list_changes(client):
-            residuals = identities @ change
-            largest = residuals[np.abs(residuals).argmax()]
-            if abs(largest) <= _ZERO:  # it breaks none, so that it must have no effect
-                if is_own or abs(factors @ change) > _ZERO:
+        for change in self._changes:
+            is_own = change.client == client
+            if not change.ratio:  # it breaks none, so that it must have no effect
+                if is_own or abs(factors @ change.answers) > _ZERO:
                     return False
                 continue
-            ratio = (residuals / largest).round(_DIGITS) + 0.0  # no negative zeros
             # After its own change, the client has no one value.
-            effect = np.nan if is_own else float(factors @ change) / largest
-            effects_by_ratio.setdefault(ratio.tobytes(), []).append(effect)
+            effect = np.nan if is_own else float(factors @ change.answers) / change.largest
+            effects_by_ratio.setdefault(change.ratio, []).append(effect)
         groups = [np.array(effects) for effects in effects_by_ratio.values() if len(effects) > 1]
         return all(bool((np.abs(effects - effects[0]) <= _ZERO).all()) for effects in groups)
 
-    def _list_changes(self, client: int) -> list[tuple[Floats, bool]]:
-        """Return by how much answers change, `answer`, where one client's value changes by 1 before a round.
+    @cached_property
+    def _changes(self) -> list[_Change]:
+        """Return what it does that one client's value changes by 1 before a round.
 
-        Each has whether the client is the one that changes; changes that answers do not tell apart stand once.
+        Changes that answers do not tell apart stand once, as that of the first of their clients.
         """
         rounds = np.array([cohort.round for cohort in self.cohorts])
-        changes: dict[bytes, tuple[Floats, bool]] = {}
+        changes: dict[bytes, _Change] = {}
         for number in sorted(set(rounds.tolist()))[1:]:
             for known, column in zip(self.clients, self.matrix.T, strict=True):
-                change = column * (rounds >= number)
-                if change.any() and (change != column).any():
-                    changes.setdefault(change.tobytes(), (change, known == client))
+                answers = column * (rounds >= number)
+                key = answers.tobytes()
+                if key not in changes and answers.any() and (answers != column).any():
+                    changes[key] = self._find_residuals(known, answers)
         return list(changes.values())
+
+    def _find_residuals(self, client: int, answers: Floats) -> _Change:
+        residuals = self.identities @ answers
+        largest = float(residuals[np.abs(residuals).argmax()])
+        if abs(largest) <= _ZERO:
+            return _Change(client=client, answers=answers)
+        ratio = (residuals / largest).round(_DIGITS) + 0.0  # no negative zeros
+        digest = hashlib.sha256(ratio.tobytes()).digest()
+        return _Change(client=client, answers=answers, largest=largest, ratio=digest)
 
     def find_smallest_group(self, client: int) -> tuple[int, ...] | None:
         """Return a smallest group with `client` whose sum follows; None where the search takes too long.

@@ -8,7 +8,7 @@ with respect to them.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -59,12 +59,12 @@ def read_split_steps(updates: Iterable[Update]) -> list[SplitStep]:
             asked for, or not named though numbers of rows differ, or a gradient has another shape
             than the embeddings before it.
     """
-    steps, last, last_gradient = list[SplitStep](), None, None
+    steps, last_gradient = list[SplitStep](), None
     for update in updates:
         where = f"round {update.round}, client {update.client}"
         gradient = _find_matrix(update.before, f"{where}: what it was sent")
-        is_new = gradient is not None and (last_gradient is None or not torch.equal(gradient, last_gradient))
-        if is_new and gradient is not None and steps and last is not None and update.round == last + 1:
+        is_old = gradient is not None and last_gradient is not None and torch.equal(gradient, last_gradient)
+        if gradient is not None and not is_old and steps and update.round == steps[-1].number + 1:
             steps[-1] = _add_gradient(steps[-1], gradient, where)
         last_gradient = gradient
         embeddings = _find_matrix(update.after, f"{where}: its answer")
@@ -73,7 +73,6 @@ def read_split_steps(updates: Iterable[Update]) -> list[SplitStep]:
                 f"{where}: its answer holds no matrix of floats, row by unit, and so no embeddings; choose a recording "
                 "of split learning, or name the record with [app] record"
             )
-        bottom = {key.removeprefix(BOTTOM): value for key, value in update.before.items() if key.startswith(BOTTOM)}
         rows = _read_rows(update, len(embeddings), where)
         step = SplitStep(
             number=update.round,
@@ -81,7 +80,7 @@ def read_split_steps(updates: Iterable[Update]) -> list[SplitStep]:
             counted=len(embeddings) if rows is None else 0,
             embeddings=embeddings,
             gradients=None,
-            bottom=bottom,
+            bottom=select_bottom(update.before),
         )
         if steps and steps[0].counted != step.counted:
             raise TranscriptError(
@@ -90,8 +89,12 @@ def read_split_steps(updates: Iterable[Update]) -> list[SplitStep]:
                 f"app send ids in an integer tensor '{ROWS}'"
             )
         steps.append(step)
-        last = update.round
     return steps
+
+
+def select_bottom(state: State) -> dict[str, Tensor]:
+    """Return the weights of a feature party's model among what it was sent, by name; empty where there are none."""
+    return {name.removeprefix(BOTTOM): tensor for name, tensor in state.items() if name.startswith(BOTTOM)}
 
 
 def _add_gradient(step: SplitStep, gradient: Tensor, where: str) -> SplitStep:
@@ -100,7 +103,7 @@ def _add_gradient(step: SplitStep, gradient: Tensor, where: str) -> SplitStep:
             f"{where}: the gradient that it was sent is of shape {tuple(gradient.shape)}, and its embeddings in round "
             f"{step.number} were {tuple(step.embeddings.shape)}; this is no split learning that is understood"
         )
-    return SplitStep(**(vars(step) | {"gradients": gradient}))
+    return replace(step, gradients=gradient)
 
 
 def _find_matrix(state: State, where: str) -> Tensor | None:

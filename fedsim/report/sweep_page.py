@@ -68,7 +68,8 @@ class MetricSection:
 
 def is_app_sweep(folder: Path, rows: Iterable[Row]) -> bool:
     """Tell whether the cells of a sweep run a Flower app."""
-    return any(RunFolder(folder / row["run"]).app.is_file() for row in rows if row["run"])
+    runs = {row["run"] for row in rows if row["run"]}
+    return any(RunFolder(folder / run).app.is_file() for run in runs)
 
 
 def write_sweep_page(folder: Path) -> Path:

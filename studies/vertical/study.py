@@ -17,6 +17,7 @@ from adversaries.vertical.feature_reconstruction import EmbeddingInversion, Embe
 from adversaries.vertical.label_inference import GradientDirectionLabels, GradientNormLabels, GradientSignLabels
 from clients.feature_party import make_feature_party
 from fedsim.audit.evaluation.row_claims import score_labels
+from fedsim.audit.evaluation.statistics import confidence_interval
 from fedsim.audit.evaluation.table_scores import draw_rows, likeliest_row
 from fedsim.base import table_metrics
 from fedsim.base.errors import AttackError
@@ -177,5 +178,4 @@ def _percent(rows: Sequence[Mapping[str, str]], column: str) -> str:
     if not all(row[column] for row in rows):
         return "refused"
     values = 100 * column_values(rows, column)
-    margin = 4.303 * values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.nan  # Student, of three seeds
-    return f"{values.mean():.0f} ± {margin:.1f}"
+    return f"{values.mean():.0f} ± {confidence_interval(values)[1] - values.mean():.1f}"

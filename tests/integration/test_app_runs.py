@@ -301,7 +301,14 @@ SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
         "'dp-sgd' cannot act on the update of an app: DpSgd: .* acts inside local",
     ),
     "attack": ({"attack": [{"name": "sem"}]}, "did you mean 'sme'"),
-    "groups": ({"secure_aggregation": {"groups": 20}}, "groups: expected at most federation.clients = 10, got 20"),
+    "groups": (
+        {"secure_aggregation": {"groups": 20}},
+        "groups: expected at most federation.clients = 10, and 2 clients or more, got 20",
+    ),
+    "threshold": (
+        {"secure_aggregation": {"threshold": 11}},
+        "threshold: 11 of a group have to answer, but federation.clients is 10; lower it",
+    ),
     "victims": ({"adversary.victims": [10]}, "adversary.victims: expected clients from 0 to 9, got 10"),
     "masked top-k": (
         {"secure_aggregation": {"groups": "all"}, "defense": [{"name": "top-k"}]},

@@ -18,7 +18,7 @@ from fedsim.base.errors import DataError, join_first
 from fedsim.interfaces.answer_findings import AnsweredValues
 from fedsim.interfaces.metric import Metric
 from fedsim.recording.answer_claims import COUNT_NAME, EXACT, UNDETERMINED
-from fedsim.recording.cohort_answers import CohortAnswer, read_answers
+from fedsim.recording.cohort_answers import CohortAnswer, list_reported_counts, read_answers
 
 _STANDINGS = ("not determined", "if nobody's values changed", "exact")
 _MAX_NUMBERS = 8
@@ -82,12 +82,12 @@ class AnswerEvaluator(Evaluator[AnsweredValues]):
         truth = self.truth(finding, about, context.case)
         if truth is None:
             return Judgement()
-        answers = read_answers(context.transcript)
+        answers = _share_answers(context)
         means = _mean_by_question(answers)
         numbers = _pair_answers(finding, truth.answers, means)
         scores = [*score_numbers(numbers)]
         if finding.people:
-            counts = _count_people(answers, int(about["victim"]))
+            counts = list_reported_counts(answers.values(), int(about["victim"]))
             scores.append(score_people(finding, truth.answers, counts))
         return Judgement(scores=scores, examples=len(numbers.true))
 
@@ -127,6 +127,14 @@ class AnswerEvaluator(Evaluator[AnsweredValues]):
             title = f"Sums over clients {join_first(finding.group.tolist(), _MAX_NUMBERS)}, which follow"
             tables.append(DisplayTable(title=title, columns=["question", "sum"], rows=group_rows))
         return Display(has_truth=bool(true_answers), tables=tables)
+
+
+def _share_answers(context: EvaluationContext) -> Mapping[str, Sequence[CohortAnswer]]:
+    """Return all answers, which are read once for the findings that are judged in `context`."""
+    if "answers" not in context.cached_values:
+        context.cached_values["answers"] = read_answers(context.transcript)
+    answers: Mapping[str, Sequence[CohortAnswer]] = context.cached_values["answers"]
+    return answers
 
 
 def _list_numbers(values: Tensor) -> str:
@@ -232,14 +240,6 @@ def _are_exact(claimed: Tensor, true: Tensor) -> Tensor:
     """Return whether each number is right: as a whole number where the truth is one, else to six digits."""
     is_whole = true == true.round()
     return torch.where(is_whole, claimed.round() == true, (claimed - true).abs() <= 1e-6 * true.abs())
-
-
-def _count_people(answers: Mapping[str, Sequence[CohortAnswer]], victim: int) -> dict[int, int]:
-    """Return N that the victim reported, by round."""
-    counts: dict[int, int] = {}
-    for given in answers.values():
-        counts |= {answer.cohort.round: answer.num_examples for answer in given if answer.cohort.members == (victim,)}
-    return counts
 
 
 def score_people(finding: AnsweredValues, true_answers: Mapping[str, Tensor], counts: Mapping[int, int]) -> Score:

@@ -155,23 +155,14 @@ class RowFeaturesEvaluator(Evaluator[RowFeatures]):
     def truth(self, finding: RowFeatures, about: FindingMetadata, case: Case) -> Truth | None:
         """Return the rows that are claimed, in the order of the claims."""
         truth = case.truth(int(about["victim"]), None)
-        if truth is None:
-            return None
-        indices = find_rows(finding.rows, truth, finding.counted)
-        return Truth(
-            data=truth.data[indices],
-            labels=truth.labels[indices],
-            columns=truth.columns,
-            deviations=truth.deviations,
-            modality=truth.modality,
-            rows=finding.rows,
-        )
+        return None if truth is None else _select_claimed(truth, finding)
 
     def judge(self, finding: RowFeatures, about: FindingMetadata, context: EvaluationContext) -> Judgement:
         """Score the share of values that are right, beside guesses from public rows."""
-        truth, everything = self.truth(finding, about, context.case), context.case.truth(int(about["victim"]), None)
-        if truth is None or everything is None:
+        everything = context.case.truth(int(about["victim"]), None)
+        if everything is None:
             return Judgement()
+        truth = _select_claimed(everything, finding)
         public = context.public
         if public is None or truth.deviations is None:
             reason = "there are no public rows of these columns, whose deviations say which numbers are right"
@@ -209,6 +200,19 @@ class RowFeaturesEvaluator(Evaluator[RowFeatures]):
             rows.append((str(index), kind, share, floor))
         columns = ["column", "kind", "right", "likeliest value of these rows"]
         return Display(has_truth=True, tables=[DisplayTable(title="Columns", columns=columns, rows=rows)])
+
+
+def _select_claimed(everything: Truth, finding: RowFeatures) -> Truth:
+    """Return the true rows that are claimed, in the order of the claims."""
+    indices = find_rows(finding.rows, everything, finding.counted)
+    return Truth(
+        data=everything.data[indices],
+        labels=everything.labels[indices],
+        columns=everything.columns,
+        deviations=everything.deviations,
+        modality=everything.modality,
+        rows=finding.rows,
+    )
 
 
 def _right_values(claimed: Tensor, truth: Truth) -> Tensor:

@@ -75,10 +75,8 @@ def score_targets(
     constants = {"no label": torch.zeros(1, width), "every label": torch.ones(1, width)}
     if rows is not None:
         constants = {"the same for all": rows.mean(0, keepdim=True)}
-        centres = centres_of(
-            PublicExamples(data=rows, labels=torch.zeros(len(rows))),
-            clusters_of_claims(PublicExamples(data=rows, labels=torch.zeros(len(rows))), torch.zeros(count)),
-        )
+        without_labels = PublicExamples(data=rows, labels=torch.zeros(len(rows)))
+        centres = centres_of(without_labels, clusters_of_claims(without_labels, torch.zeros(count)))
         guesses["public centres"] = measure(_as_targets(centres, goal), true)
         guesses["public rows"] = _mean_of_draws(
             lambda: measure(rows[torch.randint(len(rows), (count,), generator=rng)], true)

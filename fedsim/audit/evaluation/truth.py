@@ -178,18 +178,30 @@ def write_truth(
                 f"client {client}: its inputs lie in [{inputs.min():.3g}, {inputs.max():.3g}], value_range is "
                 f"{list(value_range)}; give the range of what the model is fed with"
             )
-        path = Path(folder).resolve() / f"client-{client}.safetensors"
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            tensors = {"data": data.clamp(0, 1).contiguous(), "labels": labels.contiguous()}
-            if rows is not None and str(client) != PUBLIC_KEY:
-                tensors["rows"] = torch.as_tensor(rows(int(client))).long().clone()
-            save_file(tensors, path, metadata={"modality": modality} if modality else None)
-        except (OSError, SafetensorError) as error:
-            raise RunError(f"{path}: cannot be written ({error}); choose another folder") from error
+        tensors = {"data": data.clamp(0, 1).contiguous(), "labels": labels.contiguous()}
+        if rows is not None and client != PUBLIC_KEY:
+            tensors["rows"] = torch.as_tensor(rows(int(client))).long().clone()
+        path = _save_tensors(folder, client, tensors, {"modality": modality} if modality else None)
         Truth.load(path)
-        table[str(client)] = str(path)
+        table[client] = str(path)
     return table
+
+
+def _save_tensors(
+    folder: Path | str, client: str, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None
+) -> Path:
+    """Write the file of one client; return its absolute path.
+
+    Raises:
+        RunError: the folder cannot be written.
+    """
+    path = Path(folder).resolve() / f"client-{client}.safetensors"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, path, metadata=metadata)
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"{path}: cannot be written ({error}); choose another folder") from error
+    return path
 
 
 ANSWERS, PEOPLE = "answers", "people"
@@ -223,13 +235,7 @@ def write_answers(
             for number, by_name in of_clients.get(client, {}).items():
                 for name, value in by_name.items():
                     tensors[f"{part}/{number}/{name}"] = _to_finite(value, f"client {client}, round {number}: '{name}'")
-        path = Path(folder).resolve() / f"client-{client}.safetensors"
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            save_file(tensors, path)
-        except (OSError, SafetensorError) as error:
-            raise RunError(f"{path}: cannot be written ({error}); choose another folder") from error
-        table[str(client)] = str(path)
+        table[str(client)] = str(_save_tensors(folder, str(client), tensors))
     return table
 
 

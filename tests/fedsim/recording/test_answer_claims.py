@@ -12,8 +12,8 @@ import torch
 
 from fedsim.base.errors import TranscriptError
 from fedsim.recording.answer_claims import EXACT, UNCHECKED, UNDETERMINED, AnswerClaim, claim_answers, find_people
-from fedsim.recording.cohort_answers import AnswerErrors, CohortAnswer, Floats, group_questions, read_answers
-from fedsim.recording.cohort_systems import Cohort, CohortSystem
+from fedsim.recording.cohort_answers import AnswerErrors, CohortAnswer, group_questions, read_answers
+from fedsim.recording.cohort_systems import Cohort, CohortSystem, Floats
 from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
