@@ -41,16 +41,16 @@ class Cohort:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Change:
-    """Change of one client's value by 1.
+    """Change of one client's value by 1; which of several clients it was, answers do not tell.
 
     Attributes:
-        client: whose value changes.
+        clients: whose value may have changed.
         answers: `answer`, by how much they change.
         largest: by how much it breaks the identity that it breaks most; 0 where it breaks none.
         ratio: tells apart in which ratio it breaks identities; empty where it breaks none.
     """
 
-    client: int
+    clients: set[int]
     answers: Floats
     largest: float = 0.0
     ratio: bytes = b""
@@ -150,7 +150,7 @@ class CohortSystem:
         # Two changes can cancel in all identities if they break them in the same ratio.
         effects_by_ratio: dict[bytes, list[float]] = {}
         for change in self._changes:
-            is_own = change.client == client
+            is_own = client in change.clients
             if not change.ratio:  # it breaks none, so that it must have no effect
                 if is_own or abs(factors @ change.answers) > _ZERO:
                     return False
@@ -165,7 +165,7 @@ class CohortSystem:
     def _changes(self) -> list[_Change]:
         """Return what it does that one client's value changes by 1 before a round.
 
-        Changes that answers do not tell apart stand once, as that of the first of their clients.
+        Changes that answers do not tell apart stand once.
         """
         rounds = np.array([cohort.round for cohort in self.cohorts])
         changes: dict[bytes, _Change] = {}
@@ -173,18 +173,20 @@ class CohortSystem:
             for known, column in zip(self.clients, self.matrix.T, strict=True):
                 answers = column * (rounds >= number)
                 key = answers.tobytes()
-                if key not in changes and answers.any() and (answers != column).any():
-                    changes[key] = self._find_residuals(known, answers)
+                if answers.any() and (answers != column).any():
+                    if key not in changes:
+                        changes[key] = self._find_residuals(answers)
+                    changes[key].clients.add(known)
         return list(changes.values())
 
-    def _find_residuals(self, client: int, answers: Floats) -> _Change:
+    def _find_residuals(self, answers: Floats) -> _Change:
         residuals = self.identities @ answers
         largest = float(residuals[np.abs(residuals).argmax()])
         if abs(largest) <= _ZERO:
-            return _Change(client=client, answers=answers)
+            return _Change(clients=set(), answers=answers)
         ratio = (residuals / largest).round(_DIGITS) + 0.0  # no negative zeros
         digest = hashlib.sha256(ratio.tobytes()).digest()
-        return _Change(client=client, answers=answers, largest=largest, ratio=digest)
+        return _Change(clients=set(), answers=answers, largest=largest, ratio=digest)
 
     def find_smallest_group(self, client: int) -> tuple[int, ...] | None:
         """Return a smallest group with `client` whose sum follows; None where the search takes too long.

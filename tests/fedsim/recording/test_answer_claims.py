@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -101,6 +102,18 @@ def test_nothing_that_is_sure_is_wrong_when_values_change(kind: str) -> None:
                     sure += 1
                     assert given.value.tolist() == values[given.round - 1, client].tolist(), (cohorts, client, given)
     assert sure > 15
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
+def test_nothing_sure_depends_on_what_clients_are_called(order: tuple[int, ...]) -> None:
+    """Answers that changes of two clients alter alike are changes of either, so either's value may be another."""
+    cohorts = [(0, 2, 3), (1,), (0, 1, 2, 3), (0, 1)]
+    values = repeat([[3], [5], [7], [9]], 4)
+    values[3, 1] = 8  # before the last round
+    named = [tuple(sorted(order[client] for client in members)) for members in cohorts]
+    claims, _ = claim(named, values[:, np.argsort(order)], order[1], rounds=[1, 2, 2, 3])
+    wrong = [given for given in claims if given.round == 3 and given.value.tolist() != [8]]
+    assert EXACT not in [given.standing for given in wrong]
 
 
 def test_a_negative_count_shows_that_values_changed() -> None:
