@@ -27,6 +27,7 @@ FACES = ("AT&T faces", Task((1, 80, 70), 40))
 R8 = ("R8", Task((30,), 8, vocabulary=5000))
 SHAKESPEARE = ("Shakespeare", Task((80,), 80, vocabulary=80))
 WAVES = ("waves", Task((1, 64), 4))
+SHAPES = ("shapes", Task((1, 16, 16), 0, mask_classes=4))
 
 LAVP, LMRA, SME, TGIAS, ANGULAR = "LAVP", "LMRA", "SME", "TGIAs-RO", "angular Lipschitz"
 DLG, NOBODY = "DLG", "–"
@@ -67,6 +68,7 @@ ROWS: list[tuple[str, Mapping[str, Any], tuple[str, Task], str]] = [
     ("transformer-decoder", {}, R8, NOBODY),
     ("transformer-decoder", {}, SHAKESPEARE, NOBODY),
     ("cnn-1d", {}, WAVES, NOBODY),
+    ("u-net", {}, SHAPES, NOBODY),
     ("torchvision", {}, IMAGENET, NOBODY),
 ]
 

@@ -223,13 +223,13 @@ def stack_layers(layers: Sequence[FirstLayer]) -> FirstLayer:
 def read_labels(layer: FirstLayer, inputs: Tensor) -> Tensor:
     """Recover the label of each input from the update of the last layer.
 
-    It is `example`, or of several labels or numbers `example target`.
+    It is `example`, of several labels or numbers `example target`, or of masks `example height width`.
 
     With the cross-entropy the update of the last layer is G^T H, where H holds the features of one
     example a row and G, `example class`, is below 0 at the true class only. G is found by least
     squares for the features at w_0. With the binary cross-entropy of several labels it is below 0
     where an example has the label. If the model does not end in such a layer, and for numbers,
-    labels are what the returned model, or else that at w_0, predicts.
+    labels are what the returned model, or else that at w_0, predicts; so are masks.
 
     Args:
         layer: the first layer, whose update was attacked.
@@ -246,7 +246,7 @@ def read_labels(layer: FirstLayer, inputs: Tensor) -> Tensor:
         bias_index = problem.parameter_names.index(f"{name}.bias".removeprefix("."))
     except (KnowledgeError, ValueError):
         return _predict_with_warning(layer, inputs)
-    if problem.goal == "numbers":
+    if problem.goal in ("numbers", "masks"):
         return _predict_with_warning(layer, inputs)
     direction = problem.direction
     weight = direction[weight_index].double().cpu()
@@ -267,7 +267,7 @@ def _predict_with_warning(layer: FirstLayer, inputs: Tensor) -> Tensor:
 def predict_labels(layer: FirstLayer, inputs: Tensor) -> Tensor:
     """Return the label of each input as the returned model, or else that at w_0, predicts it.
 
-    It is `example`, or of several labels or numbers `example target`.
+    It is `example`, of several labels or numbers `example target`, or of masks `example height width`.
 
     Args:
         layer: the first layer, whose update was attacked.
@@ -277,7 +277,10 @@ def predict_labels(layer: FirstLayer, inputs: Tensor) -> Tensor:
     values = inputs.reshape(-1, *layer.shape).to(problem.before[0])
     state = _state_of(problem, problem.after or problem.before)
     with torch.no_grad():
-        outputs: Tensor = functional_call(problem.model, state, (values,)).reshape(len(values), -1)
+        outputs: Tensor = functional_call(problem.model, state, (values,))
+    if problem.goal == "masks":
+        return outputs.argmax(1).cpu()
+    outputs = outputs.reshape(len(values), -1)
     if outputs.shape[1] == 1 and problem.goal != "labels":
         return outputs[:, 0].float().cpu()
     return claimed_labels(problem, outputs.float()).cpu()

@@ -43,8 +43,8 @@ def infer_label_distribution(
             counts = rule(update).double().cpu()
         except KnowledgeError as error:  # its remedy, to grant the labels, does not help here
             raise AttackError(
-                f"{where}: {str(error).partition(';')[0]}; attack a model that ends in a linear layer with a bias, "
-                "which is trained, and whose outputs are classes"
+                f"{where}: {str(error).partition(';')[0]}; attack a model that ends in a linear layer with a bias (for "
+                "masks a convolution), which is trained, and whose outputs are classes"
             ) from error
         shares_by_round.append(_subtract_smoothing(counts, smoothing or 0.0))
         distance = (shares_by_round[-1] - torch.stack(shares_by_round).mean(0)).abs().sum() / 2

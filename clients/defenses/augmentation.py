@@ -64,6 +64,8 @@ class Augmentation(Defense):
         """Check that the data are images larger than the padding, and try each transform on one."""
         if setting.task.modality != "image":
             raise ConfigError("it transforms images, and the data set has none; leave it out")
+        if setting.task.goal == "masks":
+            raise ConfigError("it would transform images and leave their masks as they are; leave it out")
         if self.padding >= min(setting.task.input_shape[1:]):
             raise ConfigError(
                 f"padding: images of {' x '.join(map(str, setting.task.input_shape[1:]))} pixels would be moved by up "

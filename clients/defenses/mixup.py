@@ -59,6 +59,8 @@ class Mixup(Mixing):
     def check(self, setting: Setting) -> None:
         """Check that examples can be mixed, and targets of a regression only if it is allowed."""
         super().check(setting)
+        if setting.task.goal == "masks":
+            raise ConfigError("it mixes labels of examples, and what is learned is masks; leave it out")
         if setting.task.goal == "numbers" and not self.regression:
             raise ConfigError(
                 "regression: the task is a regression, whose targets would be mixed like the inputs, as if it were "

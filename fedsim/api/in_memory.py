@@ -102,8 +102,9 @@ def attack(
     broadcast = _checked_state("before", before, network)
     returned = _checked_state("after", after, network, statistics=not running_statistics(network).isdisjoint(broadcast))
     built = _build_attack(attack, settings or {})
-    classes = _infer_classes(network, facts, texts=built.texts)
-    facts |= classes if goal_of(loss) == "classes" else {}
+    goal = goal_of(loss)
+    classes = {} if goal == "masks" else _infer_classes(network, facts, texts=built.texts)
+    facts |= classes if goal == "classes" else {}
     # What the adversary knows, and what the server saw.
     granted = Knowledge(
         model=lambda: deepcopy(network), loss=loss, value_range=value_bounds(value_range, "attack"), **facts

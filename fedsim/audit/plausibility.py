@@ -29,6 +29,7 @@ from fedsim.base.errors import (
     one_line,
 )
 from fedsim.base.randomness import generator
+from fedsim.base.task import goal_of
 from fedsim.interfaces.attack import Attack
 from fedsim.interfaces.knowledge import Knowledge
 from fedsim.recording.transcript import Transcript
@@ -128,6 +129,12 @@ def check_outputs(network: nn.Module, knowledge: Knowledge) -> None:
         )
     if knowledge.loss is None:
         return
+    if outputs.ndim == 4 and goal_of(knowledge.loss) == "classes":
+        raise ConfigError(
+            f"adversary.knowledge.model: gives outputs of shape {tuple(outputs.shape)} for 2 examples, logits of "
+            'pixels, and the loss is one of classes; name loss = "segmentation", or make a logit for each class '
+            "with [app] outputs"
+        )
     loss, errors = None, list[Exception]()
     # Try class indices, then targets of a regression, then several labels or numbers an example.
     for labels in (torch.zeros(2, dtype=torch.long), torch.zeros(2), torch.zeros(outputs.shape)):

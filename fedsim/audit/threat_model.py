@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from fedsim.audit.architecture import ReferencedLoss, ReferencedModel
 from fedsim.audit.evaluation.truth import Truth, draw_known_rows
 from fedsim.base.errors import AttackError, ConfigError, DataError, PluginError, did_you_mean, first_line
-from fedsim.base.task import label_loss, smooth_labels, sort_targets, squared_error
+from fedsim.base.task import label_loss, mask_loss, smooth_labels, sort_targets, squared_error
 from fedsim.data import Column
 from fedsim.federation.config import AdversaryTable
 from fedsim.interfaces.knowledge import (
@@ -43,6 +43,7 @@ LOSSES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "bce": cross_entropy,
     "mse": squared_error,
     "multi-label": label_loss,
+    "segmentation": mask_loss,
 }
 """Losses by name.
 

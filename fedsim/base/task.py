@@ -14,11 +14,12 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 
 from fedsim.base.errors import ConfigError
 
-Goal = Literal["classes", "labels", "numbers"]
-"""What a model predicts of an example: its class, several labels that each hold or not, or one number or more.
+Goal = Literal["classes", "labels", "numbers", "masks"]
+"""What a model predicts of an example: its class, several labels that each hold or not, one number or more, or a mask,
+which is the class of each pixel (segmentation).
 
 The targets of several labels are float32, `example label`, each 0 or 1; those of numbers are float32, `example` of one
-and `example number` of several.
+and `example number` of several; masks are int64, `example height width`, and their logits `example class height width`.
 """
 
 
@@ -43,11 +44,15 @@ class Task:
         modality: name of the kind of examples; inferred where it is left out.
         num_labels: number of labels, of which an example may have any (multi-label); 0 where it has none.
         num_targets: how many numbers a regression predicts.
+        mask_classes: number of classes of pixels, of which a mask names one for each (segmentation); 0 where there are
+            no masks.
 
     >>> Task((3, 32, 32), 10).modality
     'image'
     >>> Task((64,), 0, num_labels=4).goal
     'labels'
+    >>> Task((1, 16, 16), 0, mask_classes=3).target_shape
+    (16, 16)
     """
 
     input_shape: tuple[int, ...]
@@ -57,37 +62,56 @@ class Task:
     modality: str = ""
     num_labels: int = 0
     num_targets: int = 1
+    mask_classes: int = 0
 
     def __post_init__(self) -> None:
-        counts = self.num_classes, self.num_labels, self.num_targets - 1
+        counts = self.num_classes, self.num_labels, self.num_targets - 1, self.mask_classes
         if sum(count > 0 for count in counts) > 1 or min(counts) < 0:
             raise ConfigError(
-                "task: expected one of num_classes, num_labels and num_targets, none below its default, got "
-                f"{self.num_classes}, {self.num_labels} and {self.num_targets}; leave the others out"
+                "task: expected one of num_classes, num_labels, num_targets and mask_classes, none below its default, "
+                f"got {self.num_classes}, {self.num_labels}, {self.num_targets} and {self.mask_classes}; leave the "
+                "others out"
             )
         if not self.modality:
             inferred = infer_modality(self.input_shape, has_tokens=self.vocabulary > 0)
             object.__setattr__(self, "modality", inferred)
+        if self.mask_classes and self.modality != "image":
+            raise ConfigError(
+                f"task: masks are of images, and the examples are of the modality '{self.modality}'; leave "
+                "mask_classes out"
+            )
 
     @property
     def goal(self) -> Goal:
         """Return what is predicted of an example."""
+        if self.mask_classes:
+            return "masks"
         return "classes" if self.num_classes else "labels" if self.num_labels else "numbers"
 
     @property
     def outputs(self) -> int:
-        """Return the number of outputs for each example: one logit a class or label, or one prediction a number."""
-        return self.num_classes or self.num_labels or self.num_targets
+        """Return the number of outputs for each example: one logit a class or label, or one prediction a number.
+
+        Of masks it is the number for each pixel.
+        """
+        return self.num_classes or self.num_labels or self.mask_classes or self.num_targets
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Return the shape of a model's outputs for one example; of masks `class height width`."""
+        return (self.outputs, *self.target_shape) if self.goal == "masks" else (self.outputs,)
 
     @property
     def target_shape(self) -> tuple[int, ...]:
         """Return the shape of an example's target; `()` of a class or of one number."""
+        if self.goal == "masks":
+            return self.input_shape[1:]
         has_vector = self.num_labels or self.num_targets > 1
         return (self.outputs,) if has_vector else ()
 
     @property
     def loss(self) -> Loss:
-        """Return the cross-entropy of classes, the binary one of labels, or the mean squared error of numbers."""
+        """Return the cross-entropy of classes or of pixels, the binary one of labels, or the mean squared error."""
         return _LOSSES[self.goal]
 
     def describe_goal(self) -> str:
@@ -98,6 +122,8 @@ class Task:
         """
         if self.goal == "classes":
             return f"{self.num_classes} classes"
+        if self.goal == "masks":
+            return f"masks of {self.mask_classes} classes of pixels"
         if self.goal == "labels":
             return f"{self.num_labels} labels, any of which an example may have"
         return "a regression" if self.num_targets == 1 else f"a regression of {self.num_targets} numbers"
@@ -143,6 +169,20 @@ def label_loss(outputs: Tensor, targets: Tensor, /, *, reduction: str = "mean") 
     return _reduce(binary_cross_entropy_with_logits(outputs, targets, reduction="none").mean(1), reduction)
 
 
+def mask_loss(outputs: Tensor, targets: Tensor, /, *, reduction: str = "mean") -> Tensor:
+    """Return the cross-entropy of logits `example class height width`, its mean over the pixels.
+
+    Args:
+        outputs: `example class height width`, logits.
+        targets: `example height width`, class indices, or `example class height width` probabilities.
+        reduction: as of `Loss`.
+
+    >>> mask_loss(torch.zeros(2, 3, 4, 4), torch.ones(2, 4, 4, dtype=torch.int64)).item()
+    1.0986122886689...
+    """
+    return _reduce(cross_entropy(outputs, targets, reduction="none").mean((1, 2)), reduction)
+
+
 def _reduce(losses: Tensor, reduction: str) -> Tensor:
     """Reduce the losses `example` as the losses of torch do."""
     if reduction == "none":
@@ -150,7 +190,12 @@ def _reduce(losses: Tensor, reduction: str) -> Tensor:
     return losses.sum() if reduction == "sum" else losses.mean()
 
 
-_LOSSES: Mapping[Goal, Loss] = {"classes": cross_entropy, "labels": label_loss, "numbers": squared_error}
+_LOSSES: Mapping[Goal, Loss] = {
+    "classes": cross_entropy,
+    "labels": label_loss,
+    "numbers": squared_error,
+    "masks": mask_loss,
+}
 
 
 def goal_of(loss: object) -> Goal:
@@ -175,19 +220,39 @@ _KNOWN_LOSSES: Mapping[Goal, tuple[object, ...]] = {
     "classes": (None, cross_entropy),
     "labels": (label_loss, binary_cross_entropy_with_logits),
     "numbers": (squared_error, mse_loss),
+    "masks": (mask_loss,),
 }
 
 
 @lru_cache(maxsize=64)
 def _try_loss(loss: Any) -> Goal:
-    """Return the kind of targets that a loss takes, of two examples with three outputs each."""
+    """Return the kind of targets that a loss takes, of two examples with three outputs each.
+
+    One that takes a class an example is of classes, though it may take masks, too, as the cross-entropy does.
+    """
     if takes_targets(loss, torch.zeros(2, 3), torch.tensor([0, 2])):
         return "classes"
+    if takes_targets(loss, torch.zeros(2, 3, 4, 4), torch.zeros(2, 4, 4, dtype=torch.int64)):
+        return "masks"
     if not takes_targets(loss, torch.zeros(2, 3), torch.tensor([[0.0, 1, 0], [1, 0, 1]])):
         return "classes"
     # Logits cost less, the surer of a label they are; a number has to be met.
     losses = [loss(torch.full((2, 3), logit), torch.ones(2, 3)) for logit in (1.0, 4.0, 50.0)]
     return "labels" if losses[0] >= losses[1] >= losses[2] else "numbers"
+
+
+def are_classes(targets: Tensor) -> bool:
+    """Tell whether targets are one class an example, and not numbers, rows of labels or masks.
+
+    >>> are_classes(torch.tensor([0, 2])), are_classes(torch.tensor([0.5])), are_classes(torch.zeros(1, 4, 4).long())
+    (True, False, False)
+    """
+    return targets.ndim == 1 and not targets.is_floating_point()
+
+
+def are_masks(targets: Tensor) -> bool:
+    """Tell whether targets are the class of each pixel, `example height width`."""
+    return targets.ndim == 3 and not targets.is_floating_point()
 
 
 def takes_targets(loss: Any, outputs: Tensor, targets: Tensor) -> bool:
@@ -204,15 +269,17 @@ def count_correct(outputs: Tensor, targets: Tensor, goal: Goal) -> Tensor | None
     """Return how many predictions are right, of labels in examples; None of numbers, which are never right or wrong.
 
     Args:
-        outputs: `example class` or `example label`, logits.
-        targets: `example` classes, or `example label`.
-        goal: what is predicted.
+        outputs: `example class`, `example label` or `example class height width`, logits.
+        targets: `example` classes, `example label`, or masks `example height width`.
+        goal: what is predicted; of masks, an example counts as the share of its pixels that are right.
 
     >>> count_correct(torch.tensor([[2.0, -1.0]]), torch.tensor([[1.0, 1.0]]), "labels").item()
     0.5
     """
     if goal == "labels":
         return ((outputs > 0) == (targets > 0.5)).double().mean(1).sum()
+    if goal == "masks":
+        return (outputs.argmax(1) == targets).double().mean((1, 2)).sum()
     return None if targets.is_floating_point() else (outputs.argmax(1) == targets).sum()
 
 
@@ -224,9 +291,9 @@ def sort_targets(targets: Tensor) -> Tensor:
     """
     if targets.ndim < 2:
         return targets.sort().values
-    order = torch.arange(len(targets), device=targets.device)
-    for column in reversed(range(targets.shape[1])):
-        order = order[targets[order, column].argsort(stable=True)]
+    order, rows = torch.arange(len(targets), device=targets.device), targets.flatten(1)
+    for column in reversed(range(rows.shape[1])):
+        order = order[rows[order, column].argsort(stable=True)]
     return targets[order]
 
 

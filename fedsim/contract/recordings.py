@@ -9,10 +9,9 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from fedsim.base.randomness import generator, seed_globals
-from fedsim.base.task import Task, squared_error
+from fedsim.base.task import Task, sort_targets, squared_error
 from fedsim.interfaces.attack import (
     GROUP,
     Attack,
@@ -32,6 +31,7 @@ from fedsim.recording.wire_format import State, Update
 from fedsim.training.models.mlp import Mlp
 from fedsim.training.models.text_cnn import TextCnn
 from fedsim.training.models.transformer import TransformerDecoder
+from fedsim.training.models.u_net import UNet
 
 VICTIM, OTHER, THIRD = 2**63 + 5, 2**64 - 1, 4
 """Ids of clients; two do not fit into int64, as half of the ids that Flower draws."""
@@ -39,6 +39,7 @@ _LEARNING_RATE = 0.1
 _REPETITIONS = 10
 """Of each auxiliary record."""
 _IMAGES, _TEXTS, _TABLE = Task((1, 8, 8), 10), Task((6,), 10, 20), Task((4,), 0)
+_MASKS = Task((1, 8, 8), 0, mask_classes=3)
 _ROWS, _COLUMNS = Task((6,), 10), (1, 3, 2)
 _LABELS = torch.tensor([1, 4, 4])
 _WEIGHT_ROUNDS, _GRADIENT_ROUNDS = [1, 2], [3, 4]
@@ -95,6 +96,8 @@ def recordings_for(attack: Attack, folder: Path) -> Iterator[TinyRecording]:
     regression = _regression_scene(folder / "table")
     rounds = [1] if attack.reads_one_round() else regression.transcript.rounds
     yield _adapt_knowledge(attack, replace(regression, transcript=regression.transcript.restrict_to(rounds)))
+    if attack.vector_targets and "partial_records" not in attack.needs:
+        yield from _rounds_for(attack, "images with masks", _mask_scene(folder / "masks"))
 
 
 def _rounds_for(attack: Attack, data: str, scene: TinyRecording) -> Iterator[TinyRecording]:
@@ -134,7 +137,7 @@ def _base_knowledge(model: Callable[[], nn.Module], task: Task, inputs: Tensor, 
         momentum=0.0,
         weight_decay=0.0,
         proximal_mu=0.0,
-        labels=labels.sort().values,
+        labels=sort_targets(labels),
         records=Records(inputs=inputs, labels=labels),
         modality=task.modality,
         candidates=Records(inputs=inputs, labels=labels),
@@ -151,7 +154,7 @@ def _base_knowledge(model: Callable[[], nn.Module], task: Task, inputs: Tensor, 
 def _auxiliary_records(inputs: Tensor, labels: Tensor) -> Records:
     """Repeat each record, so that many clients can be drawn from them."""
     sizes = [_REPETITIONS, *[1] * (inputs.ndim - 1)]
-    return Records(inputs=inputs.repeat(sizes), labels=labels.repeat(_REPETITIONS))
+    return Records(inputs=inputs.repeat(sizes), labels=torch.cat([labels] * _REPETITIONS))
 
 
 def _property_records(inputs: Tensor, labels: Tensor) -> PropertyRecords:
@@ -159,12 +162,17 @@ def _property_records(inputs: Tensor, labels: Tensor) -> PropertyRecords:
     repetitions = 2 * len(inputs)
     has = torch.arange(repetitions * len(inputs)) // len(inputs) % 2 == 0
     sizes = [repetitions, *[1] * (inputs.ndim - 1)]
-    return PropertyRecords(inputs=inputs.repeat(sizes), labels=labels.repeat(repetitions), has=has)
+    return PropertyRecords(inputs=inputs.repeat(sizes), labels=torch.cat([labels] * repetitions), has=has)
 
 
 def _image_network() -> nn.Module:
     with seed_globals("contract", "model"):
         return Mlp(hidden=(12,)).build(_IMAGES)
+
+
+def _mask_network() -> nn.Module:
+    with seed_globals("contract", "model"):
+        return UNet(channels=(4, 4)).build(_MASKS)
 
 
 def _text_network() -> nn.Module:
@@ -193,6 +201,15 @@ def _image_scene(folder: Path, count: int, members: tuple[int, ...] = ()) -> Tin
     knowledge = replace(knowledge, value_range=([0.0], [1.0]), input_mean=[0.3], input_std=[0.3])
     transcript = _record_rounds(folder, knowledge, members)
     return TinyRecording(description="", transcript=transcript, knowledge=knowledge, task=_IMAGES)
+
+
+def _mask_scene(folder: Path) -> TinyRecording:
+    """Record two images, whose brighter pixels are of another class and whose brightest of a third one."""
+    inputs = torch.rand((2, 1, 8, 8), generator=generator("inputs"))
+    masks = (inputs[:, 0] > 0.5).long() + (inputs[:, 0] > 0.8).long()
+    knowledge = _base_knowledge(_mask_network, _MASKS, inputs, masks)
+    knowledge = replace(knowledge, value_range=([0.0], [1.0]), input_mean=[0.5], input_std=[0.3])
+    return TinyRecording(description="", transcript=_record_rounds(folder, knowledge), knowledge=knowledge, task=_MASKS)
 
 
 def _row_scene(folder: Path) -> TinyRecording:
@@ -323,7 +340,8 @@ def _victim_gradient(knowledge: Knowledge) -> tuple[State, State]:
     assert knowledge.model is not None
     assert knowledge.records is not None
     model, records = knowledge.model(), knowledge.records
-    cross_entropy(model(records.inputs), records.labels).backward()  # type: ignore[no-untyped-call]
+    assert knowledge.loss is not None
+    knowledge.loss(model(records.inputs), records.labels).backward()  # type: ignore[no-untyped-call]
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     return before, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 

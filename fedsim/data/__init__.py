@@ -29,7 +29,8 @@ class Examples:
         raw: `example ...` with the axes of the modality: `channel height width` of images,
             `feature` of rows of a table, `channel time` of series, or tokens, as stored.
         labels: `example`, class indices (int64), or for a regression standardised targets (float32), of
-            several numbers `example number`; of several labels `example label`, each 0 or 1 (float32).
+            several numbers `example number`; of several labels `example label`, each 0 or 1 (float32); masks
+            `example height width`, class indices (int64).
         scale: factor that turns raw values into inputs; None for tokens, which stay integers.
         groups: `example`, the natural group of each (a writer, a role, an airline), as indices into
             `Dataset.group_names`; None where it is unknown.
@@ -98,7 +99,7 @@ class Dataset:
         vocabulary: number of different tokens of a text; 0 otherwise.
         value_range: lowest and highest value of an input; unused for tokens. `input_bounds` has the
             range of each column.
-        class_names: names of the classes, or of the labels or numbers; empty where numbers are enough.
+        class_names: names of the classes, also of pixels, or of the labels or numbers; empty where numbers are enough.
         group_names: names of the natural groups (`Examples.groups`).
         columns: columns of a table.
         tokens: the words or characters that the tokens of a text stand for.
@@ -108,6 +109,7 @@ class Dataset:
             `series`; inferred where it is left out.
         num_labels: number of labels, of which an example may have any (multi-label); 0 where it has none.
         num_targets: how many numbers a regression predicts.
+        mask_classes: number of classes of pixels, of which a mask names one for each; 0 where there are no masks.
     """
 
     name: str
@@ -126,12 +128,13 @@ class Dataset:
     modality: str = ""
     num_labels: int = 0
     num_targets: int = 1
+    mask_classes: int = 0
 
     @cached_property
     def task(self) -> Task:
         """Shapes of the inputs and outputs of a model for this data set."""
         shape = tuple(self.train.raw.shape[1:])
-        numbers = self.num_labels, self.num_targets
+        numbers = self.num_labels, self.num_targets, self.mask_classes
         return Task(shape, self.num_classes, self.vocabulary, self.padding, self.modality, *numbers)
 
     @property

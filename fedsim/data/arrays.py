@@ -27,7 +27,8 @@ class ArrayFile(CheckedSettings):
     The file holds `x_train` and `y_train`, `x_test` and `y_test`; or `x` and `y`, of which part is
     held out. `x` is `example ...` with the axes of the modality, `channel time` of a series; `y` is
     one integer an example, its class, or one real number, the target of a regression; or `example target`, several
-    labels of an example, each the integer 0 or 1, or several real numbers.
+    labels of an example, each the integer 0 or 1, or several real numbers; or `example height width`, masks of images,
+    the integer class of each pixel.
 
     Args:
         path: the file, within the data folder or absolute.
@@ -103,10 +104,10 @@ def _read_arrays(path: Path) -> dict[str, Tensor]:
         if content[name].dtype.kind not in "fiub":
             raise DataError(f"{path}: '{name}' holds {content[name].dtype}, expected numbers")
         has_fewer_axes = content[name].ndim < (2 if name.startswith("x") else 1)
-        if has_fewer_axes or not content[name].size or (name.startswith("y") and content[name].ndim > 2):
+        if has_fewer_axes or not content[name].size or (name.startswith("y") and content[name].ndim > 3):
             raise DataError(
                 f"{path}: '{name}' has the shape {content[name].shape}, expected examples by their axes in x and one "
-                "label or target an example in y, or a row of them"
+                "label or target an example in y, or a row or a mask of them"
             )
         arrays[name] = torch.from_numpy(np.ascontiguousarray(content[name]))
         if name.startswith("x"):
@@ -134,6 +135,8 @@ def _make_labels(path: Path, arrays: Mapping[str, Tensor]) -> tuple[dict[str, Te
     if train.ndim > 1 and train.shape[1] == 1:
         labels = {name: part[:, 0] for name, part in labels.items()}
         train = train[:, 0]
+    if train.ndim > 2:
+        return _make_masks(path, labels, tuple(arrays["x" if "x" in arrays else "x_train"].shape))
     if train.ndim > 1:
         return _make_vectors(path, labels, train)
     if not train.is_floating_point():
@@ -144,6 +147,23 @@ def _make_labels(path: Path, arrays: Mapping[str, Tensor]) -> tuple[dict[str, Te
     deviation = float(train.double().std(correction=0)) or 1.0
     targets = {name: ((part.double() - mean) / deviation).float() for name, part in labels.items()}
     return targets, {"num_classes": 0, "target": (mean, deviation)}
+
+
+def _make_masks(
+    path: Path, labels: Mapping[str, Tensor], shape: tuple[int, ...]
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return as `_make_labels` what masks of images of this `shape` make."""
+    for name, part in labels.items():
+        if part.is_floating_point() or part.min() < 0 or len(shape) != 4 or part.shape[1:] != shape[2:]:
+            raise DataError(
+                f"{path}: '{name}' holds {part.dtype} of shape {tuple(part.shape)} beside x of shape {shape}, expected "
+                "the class of each pixel, an integer of at least 0, of images (example, channel, height, width)"
+            )
+    highest = max(int(part.max()) for part in labels.values())
+    return {name: part.long() for name, part in labels.items()}, {
+        "num_classes": 0,
+        "mask_classes": max(2, highest + 1),
+    }
 
 
 def _make_vectors(path: Path, labels: Mapping[str, Tensor], train: Tensor) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -169,6 +189,8 @@ def _make_vectors(path: Path, labels: Mapping[str, Tensor], train: Tensor) -> tu
 
 def _strata(labels: Tensor) -> Tensor:
     """Return the classes; of other targets their order, so that all sizes or all kinds are held out."""
+    if labels.ndim > 2:  # hardly two masks are the same
+        return torch.zeros(len(labels), dtype=torch.int64)
     if labels.ndim > 1:
         kinds: Tensor = torch.unique(labels, dim=0, return_inverse=True)[1]
         return kinds

@@ -73,21 +73,23 @@ def _check_labels(dataset: Dataset, examples: Examples) -> str:
     labels, task = examples.labels, dataset.task
     if tuple(labels.shape[1:]) != task.target_shape:
         expected = f"{task.outputs} numbers an example" if task.target_shape else "one an example"
+        if task.goal == "masks":
+            expected = f"masks of {' x '.join(map(str, task.target_shape))} pixels"
         return f"has labels of shape {tuple(labels.shape)}, expected {expected} for {task.describe_goal()}"
-    if task.goal != "classes":
+    if task.goal not in ("classes", "masks"):
         if labels.dtype != torch.float32:
             return f"has targets of type {labels.dtype}, expected float32 for {task.describe_goal()} (num_classes = 0)"
         if task.goal == "labels" and not ((labels == 0) | (labels == 1)).all():
             return "has labels other than 0 and 1, which say whether an example has each; mend the data or num_labels"
         return "" if labels.isfinite().all() else "has a target that is NaN or infinite"
     if labels.dtype != torch.int64:
-        return f"has labels of type {labels.dtype}, expected int64 for {dataset.num_classes} classes"
-    is_wrong = (labels < 0) | (labels >= dataset.num_classes)
+        return f"has labels of type {labels.dtype}, expected int64 for {task.describe_goal()}"
+    is_wrong = (labels < 0) | (labels >= task.outputs)
     if is_wrong.any():
-        example = int(is_wrong.nonzero()[0])
+        example = int(is_wrong.nonzero()[0, 0])
         return (
-            f"has the label {int(labels[example])} at example {example}, expected classes from 0 to "
-            f"{dataset.num_classes - 1}; mend the data or num_classes"
+            f"has the label {int(labels[is_wrong][0])} at example {example}, expected classes from 0 to "
+            f"{task.outputs - 1}; mend the data or {'mask_classes' if task.goal == 'masks' else 'num_classes'}"
         )
     return ""
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedsim.base.errors import DataError
 from fedsim.base.randomness import numpy_generator
+from fedsim.base.task import are_classes
 from fedsim.data import Examples
 from fedsim.data.partitions import Indices
 from fedsim.federation.federated_data import FederatedData
@@ -160,7 +161,7 @@ def _other_clients_indices(data: FederatedData, clients: Sequence[int]) -> Indic
 
 def _pair_by_class(train: Examples, member_indices: Indices, examples: Examples, other_indices: Indices) -> Indices:
     """Pair members in `train` with non-members in `examples` of the same class, `2 pair`."""
-    if train.labels.is_floating_point():
+    if not are_classes(train.labels):
         count = min(len(member_indices), len(other_indices))
         return np.stack([member_indices[:count], other_indices[:count]])
     pairs = [np.empty((2, 0), dtype=np.int64)]

@@ -138,8 +138,8 @@ class Attack(CheckedSettings, ABC):
         reads_embeddings: whether it attacks split learning, where a party sends embeddings of its columns.
         by_feature_party: whether such an attack is that of the party with features on labels; otherwise it is that
             of the party with labels on features.
-        vector_targets: whether it takes targets that are several labels or numbers an example (`example target`);
-            without this it is refused there, before it could take them for classes.
+        vector_targets: whether it takes targets that are several labels or numbers an example (`example target`) or
+            masks (`example height width`); without this it is refused there, before it could take them for classes.
         main_metric: the column of `scores.csv` that the report ranks it by; empty for the first
             one.
     """
@@ -304,8 +304,10 @@ class Attack(CheckedSettings, ABC):
             return
         labels = [knowledge.labels, *(records.labels for records in knowledge.tables.values())]
         has_one_label = knowledge.labels is not None and knowledge.labels.ndim == 1
-        has_labels = goal_of(knowledge.loss) == "labels" and not has_one_label
-        if has_labels or any(values is not None and values.ndim > 1 for values in labels):
+        goal = goal_of(knowledge.loss)
+        if goal == "masks":
+            raise vector_target_error(self.title, "masks")
+        if (goal == "labels" and not has_one_label) or any(values is not None and values.ndim > 1 for values in labels):
             raise vector_target_error(self.title, "several labels or numbers an example")
 
     @final

@@ -595,8 +595,14 @@ def _check_messages(clients: Tensor, rounds: Tensor, count: int) -> None:
 
 def _check_labels(labels: Tensor, count: int, noun: str) -> None:
     _check_tensor("labels", labels)
-    if labels.ndim != 1 and not (labels.ndim == 2 and labels.is_floating_point() and labels.shape[1]):
-        raise _tensor_error("labels", labels, f"one for each of {count} {noun}, or floating point numbers in rows")
+    are_rows = labels.ndim == 2 and labels.is_floating_point()
+    are_masks = labels.ndim == 3 and not labels.is_floating_point()
+    if labels.ndim != 1 and not ((are_rows or are_masks) and labels.numel()):
+        raise _tensor_error(
+            "labels",
+            labels,
+            f"one for each of {count} {noun}, or floating point numbers in rows, or masks of integers",
+        )
     if len(labels) != count:
         raise AttackError(f"the attack claims {count} {noun} but {len(labels)} labels")
     if not labels.is_floating_point():

@@ -8,7 +8,7 @@ The files of the attacks have little else in them.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedsim.base.constraints import NonNegativeInt, PositiveInt
 from fedsim.base.errors import AttackError, KnowledgeError
-from fedsim.base.task import takes_targets
+from fedsim.base.task import Goal, takes_targets
 from fedsim.interfaces.attack import (
     FAILURES,
     Attack,
@@ -238,6 +238,8 @@ class GradientInversion(Attack):
             recipe, problem = _match_mixtures(recipe, problem, tuple(classes))
         if recipe.label_step_size is None:
             problem = self._add_labels(recipe, problem, update, knowledge, rng)
+        elif problem.goal == "masks" and len(classes) == 3:
+            pass  # logits `class height width` are optimised
         elif knowledge.num_classes not in (None, *classes[-1:]) or len(classes) != 1:
             raise AttackError(
                 f"{problem.where}: the model gives outputs of shape {tuple(classes)} for each "
@@ -426,7 +428,7 @@ def _match_private_parts(recipe: Recipe, problem: InversionProblem, update: Upda
 
 
 def _optimise_vector_targets(recipe: Recipe, problem: InversionProblem, update: Update, knowledge: Knowledge) -> Recipe:
-    """Return the recipe, by which several labels or numbers an example are optimised unless they are granted.
+    """Return the recipe, by which masks, and several labels or numbers, are optimised unless they are granted.
 
     No formula counts them in the last layer's update, as those of classes do.
 
@@ -436,17 +438,24 @@ def _optimise_vector_targets(recipe: Recipe, problem: InversionProblem, update: 
     is_decided = knowledge.labels is not None or recipe.label_step_size is not None
     if problem.goal == "classes" or is_decided:
         return recipe
-    if _num_outputs(problem, update, knowledge) == 1:
+    if problem.goal != "masks" and _num_outputs(problem, update, knowledge) == 1:
         single = torch.zeros(2, 1)
         if problem.goal == "numbers" or not takes_targets(problem.loss, single, single):
             return recipe
     if recipe.epochs > 1:
         raise KnowledgeError(
-            f"{problem.where}: targets of several labels or numbers cannot be recovered by an attack that makes an "
-            "image for each local epoch; grant them with adversary.knowledge.labels = true"
+            f"{problem.where}: {_TARGETS[problem.goal]} cannot be recovered by an attack that makes an image for "
+            "each local epoch; grant them with adversary.knowledge.labels = true"
         )
-    warn(f"{problem.where}: the targets are several labels or numbers an example, so they are optimised with the data")
+    warn(f"{problem.where}: the targets are {_TARGETS[problem.goal]}, so they are optimised with the data")
     return replace(recipe, label_step_size=recipe.step_size)
+
+
+_TARGETS: Mapping[Goal, str] = {
+    "labels": "several labels an example",
+    "numbers": "several numbers an example",
+    "masks": "masks",
+}
 
 
 def _num_outputs(problem: InversionProblem, update: Update, knowledge: Knowledge) -> int:

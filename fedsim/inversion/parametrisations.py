@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fedsim.base.task import are_classes
 from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.public_fits import fit_components
 
@@ -60,7 +61,7 @@ class PublicComponents:
         """Return mean and components, in the units of the dummy data."""
         fit = fit_components(problem, self.components)
         labels, scaling = problem.labels, problem.scaling
-        if fit.class_means is None or fit.within is None or not len(labels) or labels.is_floating_point():
+        if fit.class_means is None or fit.within is None or not len(labels) or not are_classes(labels):
             flat = fit.mean + coefficients @ fit.total
         else:
             rows = labels.clamp_max(len(fit.class_means) - 1)

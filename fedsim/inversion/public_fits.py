@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedsim.base.errors import AttackError
+from fedsim.base.task import are_classes
 from fedsim.interfaces.knowledge import Records
 from fedsim.inversion.problem import InversionProblem
 
@@ -88,7 +89,7 @@ def fit_components(problem: InversionProblem, count: int, shape: tuple[int, ...]
         mean = flat.mean(0)
         total = _principal_components(flat - mean, count)
         class_means, within, residual = None, None, _left_out_variance(flat - mean, total)
-        if not records.labels.is_floating_point():
+        if are_classes(records.labels):
             labels = records.labels.cpu()
             class_means = _class_means(flat, labels)
             within, residual = _class_components(flat - class_means[labels], labels, count)

@@ -69,7 +69,8 @@ def _draw_classes(figure: Figure, axes: Axes, summary: PartitionSummary) -> None
     counts, classes = summary.counts, summary.dataset.task.outputs
     shares = 100 * counts / np.array([[len(client.all_indices)] for client in summary.clients])
     _draw_shares(figure, axes, shares, (-0.5, classes - 0.5))
-    axes.set_xlabel("label" if summary.dataset.num_labels else "class", color=_INK)
+    kinds = {"labels": "label", "masks": "class of pixels, in masks that have it"}
+    axes.set_xlabel(kinds.get(summary.dataset.task.goal, "class"), color=_INK)
     _name_classes(axes, summary.dataset)
     if len(shares) <= 25 and classes <= 12:
         _write_counts(axes, counts, shares)

@@ -112,13 +112,16 @@ class PartitionSummary:
 
     @cached_property
     def counts(self) -> NDArray[np.int64]:
-        """Number of examples `client class` of a classification, or `client label` of several labels."""
+        """Number of examples `client class`, or `client label` of several labels; of masks, those with such pixels."""
         return self.count_classes(range(self.num_clients))
 
     def count_classes(self, clients: Iterable[int]) -> NDArray[np.int64]:
         """Return as `counts` the numbers of some clients."""
         labels = self.dataset.train.labels.numpy()
         held = [labels[self.read_client(client).all_indices] for client in clients]
+        if number := self.dataset.mask_classes:
+            has_class = [[(masks == pixel_class).any((1, 2)).sum() for pixel_class in range(number)] for masks in held]
+            return np.array(has_class, np.int64)
         if self.dataset.num_labels:
             return np.stack([rows.sum(0, dtype=np.int64) for rows in held])
         return np.stack([np.bincount(classes, minlength=self.dataset.num_classes) for classes in held])
@@ -284,6 +287,7 @@ def client_table(summary: PartitionSummary) -> Table:
     label_columns = {
         "classes": ("classes", "largest class"),
         "labels": ("labels", "most frequent"),
+        "masks": ("pixel classes", "in most"),
         "numbers": ("mean", "sd") if summary.dataset.num_targets == 1 else ("mean of all", "sd of all"),
     }[summary.dataset.task.goal]
     grouped = bool(summary.clients[0].group)

@@ -67,6 +67,8 @@ def run_facts(run: ReportedRun) -> dict[str, str]:
         goal = data.task.describe_goal()
         if data.task.goal == "labels":
             goal += " (accuracy is the share of an example's labels that are right, on average)"
+        if data.task.goal == "masks":
+            goal += " (accuracy is the share of the pixels that are right)"
         facts["Data"] += f": {shape} ({axes}), {goal}; {data.source}; {data.licence}"
         facts["Settings that defend"] = free_settings(experiment)
         facts["Model"] += f": {group_digits(sum(p.numel() for p in experiment.model.parameters()))} parameters"

@@ -86,7 +86,10 @@ def _class_cells(partition: PartitionSummary, clients: Sequence[int]) -> tuple[l
             num_classes = HeatMapCell(text=str((class_counts > 0).sum()))
             largest = HeatMapCell(text=f"{class_shares.max():.0%}")
             rows.append([*_sizes(partition, client), num_classes, largest])
-        kinds = ["labels", "most frequent label"] if dataset.num_labels else ["classes", "largest class"]
+        kinds = {
+            "labels": ["labels", "most frequent label"],
+            "masks": ["classes of pixels", "class in most masks"],
+        }.get(dataset.task.goal, ["classes", "largest class"])
         return ["trains on", "holds out", *kinds], rows
     for client, class_counts, class_shares in zip(clients, counts.tolist(), shares.tolist(), strict=True):
         cells = _sizes(partition, client)

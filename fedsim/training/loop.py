@@ -165,7 +165,8 @@ def evaluate(
 ) -> dict[str, float]:
     """Compute the mean `loss` of `state` on given data, and of classes and labels the `accuracy` in [0, 1].
 
-    Of several labels the accuracy is the mean share of an example's labels that are right.
+    Of several labels the accuracy is the mean share of an example's labels that are right, and of masks the share of
+    the pixels.
 
     BatchNorm layers whose running statistics are not in `state` normalise by the batch.
 
@@ -197,8 +198,8 @@ def evaluate(
 def evaluate_constant(labels: Tensor, goal: Goal = "classes") -> float:
     """Compute what the best answer gets that is the same for all examples.
 
-    For classes it is the accuracy of the most frequent one, and for labels that of the more frequent answer to each;
-    for a regression the mean squared error of the mean target.
+    For classes, of examples or of pixels, it is the accuracy of the most frequent one, and for labels that of the more
+    frequent answer to each; for a regression the mean squared error of the mean target.
 
     Args:
         labels: `example`, class indices or targets; of several labels or numbers `example target`.
@@ -212,7 +213,7 @@ def evaluate_constant(labels: Tensor, goal: Goal = "classes") -> float:
         return torch.maximum(shares, 1 - shares).mean().item()
     if labels.is_floating_point():
         return labels.double().var(0, correction=0).mean().item()
-    return int(labels.bincount().max()) / len(labels)
+    return int(labels.flatten().bincount().max()) / labels.numel()
 
 
 def new_optimizer(model: nn.Module, settings: LocalTraining) -> Optimizer:

@@ -86,6 +86,7 @@ TASKS = (
     Task((1, 28, 28), 7),
     Task((3, 32, 32), 7),
     Task((3, 64, 64), 7),
+    Task((1, 8, 8), 0, mask_classes=3),
 )
 TRAINING = LocalTraining(
     local_epochs=1, batch_size=2, learning_rate=0.05, momentum=0.9, weight_decay=0.01, proximal_mu=0.1
@@ -356,7 +357,8 @@ def data(task: Task) -> tuple[Tensor, Tensor]:
     shape, rng = (4, *task.input_shape), generator("devices", "data")
     if task.vocabulary:
         return torch.randint(task.vocabulary, shape, generator=rng), torch.arange(4)
-    return torch.rand(shape, generator=rng), torch.arange(4)
+    labels = torch.arange(4).reshape(4, *[1] * len(task.target_shape)) % task.outputs
+    return torch.rand(shape, generator=rng), labels.expand(4, *task.target_shape).clone()
 
 
 def on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

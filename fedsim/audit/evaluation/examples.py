@@ -42,15 +42,15 @@ def check_kinds(finding: Reconstruction | Texts, spec: FindingSpec) -> None:
         data_kinds = {True: "texts", False: "numbers"}
         has_tokens = isinstance(finding, Texts)
         spec.expect("data that are", data_kinds[has_tokens], data_kinds[task.vocabulary > 0])
-        label_kinds = {True: "targets of a regression", False: "classes"}
+        label_kinds = {True: "targets of a regression", False: "masks" if task.goal == "masks" else "classes"}
         if task.goal == "labels":
             label_kinds[True] = "0 or 1"
         are_targets = finding.labels.is_floating_point()
-        spec.expect("labels that are", label_kinds[are_targets], label_kinds[not task.num_classes])
+        spec.expect("labels that are", label_kinds[are_targets], label_kinds[task.goal not in ("classes", "masks")])
         spec.expect("labels of shape", tuple(finding.labels.shape[1:]), task.target_shape)
         if task.goal == "labels" and not ((finding.labels == 0) | (finding.labels == 1)).all():
             spec.expect("labels that are", "other numbers", label_kinds[True])
-        spec.expect_below("labels", finding.labels, task.num_classes)
+        spec.expect_below("labels", finding.labels, task.num_classes or task.mask_classes)
         if isinstance(finding, Texts):
             spec.expect_below("tokens", finding.tokens, task.vocabulary)
     shape = task.input_shape if task else spec.knowledge.input_shape

@@ -37,8 +37,8 @@ class LabelDistance(Metric):
     preference = 110
     explanations = (
         "For the label distribution, the floor is the better of two guesses: all classes alike, and the shares of the "
-        "classes in the public data. The total variation distance is the share of examples that would have to get "
-        "another label.",
+        "classes in the public data. The total variation distance is the share of examples, or of pixels, that "
+        "would have to get another label.",
     )
 
 
@@ -54,14 +54,16 @@ class LabelCosine(Metric):
 
 @dataclass(frozen=True)
 class LabelDistributionEvaluator(Evaluator[LabelDistribution]):
-    """Judge of the claimed shares of classes among a client's training examples."""
+    """Judge of the claimed shares of classes among a client's training examples, or the pixels of their masks."""
 
     finding = LabelDistribution
 
     def form(self, finding: LabelDistribution, spec: FindingSpec) -> None:
         """Check that there is one share for each class of the federation."""
         if spec.task is not None:
-            spec.expect("shares of classes numbering", finding.shares.shape[1], spec.task.num_classes)
+            spec.expect(
+                "shares of classes numbering", finding.shares.shape[1], spec.task.num_classes or spec.task.mask_classes
+            )
 
     def truth(self, finding: LabelDistribution, about: FindingMetadata, case: Case) -> Truth | None:
         """Return all training data of the victim."""
@@ -93,8 +95,8 @@ def score_distribution(claimed: Tensor, labels: Tensor, public: Tensor | None) -
 
     Args:
         claimed: `class`, the shares.
-        labels: `example`, of the victim's training data.
-        public: `example`, labels of public data; None where there are none.
+        labels: `example`, of the victim's training data, or masks `example height width`, whose pixels are counted.
+        public: likewise, labels of public data; None where there are none.
 
     Raises:
         DataError: the labels are no classes, or more classes than the attack knows.
@@ -123,7 +125,7 @@ def score_distribution(claimed: Tensor, labels: Tensor, public: Tensor | None) -
 
 
 def _class_shares(labels: Tensor, count: int) -> Tensor:
-    return labels.bincount(minlength=count).double() / len(labels)
+    return labels.flatten().bincount(minlength=count).double() / labels.numel()
 
 
 def _total_variation(claimed: Tensor, true: Tensor) -> float:

@@ -10,11 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedsim.audit.evaluation.identification import score_identification
+from fedsim.audit.evaluation.mask_scores import PaintedMasks, score_masks
 from fedsim.audit.evaluation.matches import CHANCE, Pool
 from fedsim.audit.evaluation.measurement_cache import MeasurementCache
 from fedsim.audit.evaluation.measurements import (
@@ -30,7 +32,7 @@ from fedsim.audit.evaluation.table_scores import score_columns
 from fedsim.audit.evaluation.target_scores import index_rows, score_targets
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.errors import DataError, FedsimError, PluginError, first_line
-from fedsim.base.task import Goal, sort_targets
+from fedsim.base.task import Goal, are_masks, sort_targets
 from fedsim.interfaces.findings import Reconstruction, Texts
 from fedsim.interfaces.metric import EXPLANATION_OF_GUESSES, Metric, find_metric
 from fedsim.interfaces.modality import GuessMaterial, PublicExamples
@@ -130,6 +132,8 @@ def score_examples(
     cache = cache or MeasurementCache()
     # Compute the metrics of the claims, of each guess, and of the nearest public examples.
     guesses = guess_examples(finding, truth, public, rng)
+    if goal == "masks":  # each is another one, so that all examples count as of one class
+        finding, truth, public, others = _leave_out_labels(finding, truth, public, others)
     values = measure_claims(data, truth, weights)
     guess_values = {name: _measure_guess(guess, truth, weights, cache) for name, guess in guesses.items()}
     nearest: MetricValues = {}
@@ -162,11 +166,24 @@ def score_examples(
             score = _with_chance_floor(score, chance_matches[metric])
         scores.append(replace(score, instrument=instruments.get(metric, "")))
     scores += further_scores
-    if not labels_granted and true_labels.ndim > 1:
+    if not labels_granted and goal == "masks":
+        scores.append(score_masks(claimed_labels, true_labels, public_with_targets, rng))
+    elif not labels_granted and true_labels.ndim > 1:
         scores.append(score_targets(claimed_labels, true_labels, goal, public_with_targets, rng))
     elif not (labels_granted or true_labels.is_floating_point()):
         scores.append(_label_score(claimed_labels, true_labels, public))
     return scores
+
+
+def _leave_out_labels(
+    finding: Reconstruction | Texts, truth: Truth, public: PublicExamples | None, others: PublicExamples | None
+) -> tuple[Reconstruction | Texts, Truth, PublicExamples | None, PublicExamples | None]:
+    """Return all with the same class for each example."""
+
+    def one_class(part: Any) -> Any:
+        return None if part is None else replace(part, labels=torch.zeros(len(part.labels), dtype=torch.int64))
+
+    return one_class(finding), one_class(truth), one_class(public), one_class(others)
 
 
 def _index_labels(
@@ -346,6 +363,10 @@ def guess_examples(
         PluginError: a guess of the modality has another shape or range than the data.
     """
     shape = tuple(truth.data.shape[1:])
+    masks = None
+    if are_masks(finding.labels):
+        masks = PaintedMasks(finding.labels, public)
+        finding, truth, public, _ = _leave_out_labels(finding, truth, public, None)
     material = GuessMaterial(
         count=max(len(claimed_data(finding)), len(truth.data)),
         shape=shape,
@@ -355,6 +376,8 @@ def guess_examples(
         padding=truth.padding,
     )
     guesses = dict(find_modality(truth.modality).guess_examples(material))
+    if masks is not None and masks.can_be_painted:
+        guesses["painted masks"] = masks.paint(material.count)
     if public is not None and not truth.has_tokens and not _are_counted(finding.labels, truth.labels):
         no_labels = torch.zeros(material.count)  # one class of all examples
         guesses["public centres"] = centres_of(public, clusters_of_claims(public, no_labels))

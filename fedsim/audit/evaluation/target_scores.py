@@ -71,14 +71,14 @@ def score_targets(
             return torch.randint(2, (count, width), generator=rng).float()
         return torch.randn((count, width), generator=rng)
 
-    guesses = {"random rows": _mean_of_draws(lambda: measure(draw_rows(), true))}
+    guesses = {"random rows": mean_of_draws(lambda: measure(draw_rows(), true))}
     constants = {"no label": torch.zeros(1, width), "every label": torch.ones(1, width)}
     if rows is not None:
         constants = {"the same for all": rows.mean(0, keepdim=True)}
         without_labels = PublicExamples(data=rows, labels=torch.zeros(len(rows)))
         centres = centres_of(without_labels, clusters_of_claims(without_labels, torch.zeros(count)))
         guesses["public centres"] = measure(_as_targets(centres, goal), true)
-        guesses["public rows"] = _mean_of_draws(
+        guesses["public rows"] = mean_of_draws(
             lambda: measure(rows[torch.randint(len(rows), (count,), generator=rng)], true)
         )
     for name, constant in constants.items():
@@ -93,7 +93,7 @@ def labels_right(claimed: Tensor, true: Tensor) -> float:
     0.5
     """
     agreement = 1 - torch.cdist(claimed.double(), true.double(), p=1) / true.shape[1]
-    return _best_sum(agreement, maximize=True) / len(true)
+    return best_sum(agreement, maximize=True) / len(true)
 
 
 def target_error(claimed: Tensor, true: Tensor) -> float:
@@ -105,7 +105,7 @@ def target_error(claimed: Tensor, true: Tensor) -> float:
     missing = max(0, len(true) - len(claimed))
     rows = torch.cat([claimed.double(), torch.zeros(missing, true.shape[1], dtype=torch.float64)])
     errors = (rows[:, None] - true.double()[None]).square().mean(2)
-    return float((_best_sum(errors, maximize=False) / len(true)) ** 0.5)
+    return float((best_sum(errors, maximize=False) / len(true)) ** 0.5)
 
 
 def index_rows(public: Tensor | None, *parts: Tensor) -> list[Tensor]:
@@ -137,12 +137,13 @@ def _as_targets(rows: Tensor, goal: Goal) -> Tensor:
     return (rows > 0.5).float() if goal == "labels" else rows
 
 
-def _mean_of_draws(measure: Callable[[], float]) -> float:
+def mean_of_draws(measure: Callable[[], float]) -> float:
+    """Return the mean score of `_DRAWS` random guesses."""
     return sum(measure() for _ in range(_DRAWS)) / _DRAWS
 
 
-def _best_sum(values: Tensor, *, maximize: bool) -> float:
-    """Return the sum over the best assignment of claims to examples."""
+def best_sum(values: Tensor, *, maximize: bool) -> float:
+    """Return the sum of values, `claim example`, over the best assignment of claims to examples."""
     from scipy.optimize import linear_sum_assignment
 
     claims, examples = linear_sum_assignment(values.numpy(), maximize=maximize)

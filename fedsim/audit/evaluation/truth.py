@@ -32,7 +32,8 @@ class Truth:
     Attributes:
         data: `example ...`, numbers in [0, 1] whose axes are those of the modality, or tokens of
             texts, which are integers.
-        labels: `example`, class indices, or targets of a regression; of several labels or numbers `example target`.
+        labels: `example`, class indices, or targets of a regression; of several labels or numbers `example target`; of
+            masks `example height width`, class indices.
         padding: the token that fills short texts up; None where there is none.
         columns: number of features of each column of a table, see `fedsim.base.table_metrics`; empty
             where it is not known.
@@ -100,11 +101,14 @@ class Truth:
         negative = not labels.is_floating_point() and bool((labels < 0).any())
         modality = _read_modality(path) or infer_modality(data.shape[1:])
         has_targets = labels.ndim == 2 and labels.is_floating_point() and len(labels) == len(data)
-        if not modality or not len(data) or not (labels.shape == data.shape[:1] or has_targets) or negative:
+        has_masks = data.ndim == 4 and not labels.is_floating_point() and labels.shape == (len(data), *data.shape[2:])
+        has_labels = labels.shape == data.shape[:1] or has_targets or has_masks
+        if not modality or not len(data) or not has_labels or negative:
             raise DataError(
                 f"truth: {path}: expected data of shape (example, channel, height, width), (example, feature) or "
                 "(example, channel, time), or of a modality that write_truth was told, and an integer, a real "
-                "number or a row of real numbers (of several labels 0.0 or 1.0) as a label for each, got "
+                "number, a row of real numbers (of several labels 0.0 or 1.0) or a mask (height, width) as a label for "
+                "each, got "
                 f"{tuple(data.shape)} and {tuple(labels.shape)}"
             )
         if not (data.min() >= 0 and data.max() <= 1):
@@ -277,5 +281,7 @@ def _join_examples(loaded: Any, client: str) -> tuple[Tensor, Tensor]:
 
 
 def _shape_labels(labels: Tensor) -> Tensor:
-    """Return labels as they are where a row of real numbers stands for each example, and else one after the other."""
-    return labels if labels.ndim == 2 and labels.is_floating_point() and labels.shape[1] > 1 else labels.reshape(-1)
+    """Return labels as they are where each is a row of real numbers or a mask, and else one after the other."""
+    are_rows = labels.ndim == 2 and labels.is_floating_point() and labels.shape[1] > 1
+    are_masks = labels.ndim == 3 and not labels.is_floating_point() and labels.shape[1:].numel() > 1
+    return labels if are_rows or are_masks else labels.reshape(-1)

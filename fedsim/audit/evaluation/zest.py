@@ -65,8 +65,8 @@ def draw_references(examples: Examples, count: int, *key: Key) -> Tensor:
         key: of the random generator.
     """
     labels = examples.labels.numpy()
-    if labels.ndim > 1:  # rows of several labels or numbers; the first says enough of a row
-        labels = labels[:, 0]
+    if labels.ndim > 1:  # rows of several labels or numbers, or masks; the first of a row says enough of it
+        labels = labels.reshape(len(labels), -1)[:, 0]
     if examples.labels.is_floating_point() and len(labels):
         labels = np.digitize(labels, np.quantile(labels, (0.25, 0.5, 0.75)))
     groups = labels if examples.groups is None else examples.groups.numpy()

@@ -117,7 +117,7 @@ def check_model(model: Any, dataset: Dataset, sample: Tensor, name: str, *, atta
         raise ConfigError(f"model: '{name}' has no parameter to train")
 
     # One forward pass.
-    shape, expected = tuple(sample.shape[1:]), (len(sample), dataset.task.outputs)
+    shape, expected = tuple(sample.shape[1:]), (len(sample), *dataset.task.output_shape)
     inputs = sample if dataset.vocabulary else sample.clone().requires_grad_(True)
     try:
         outputs = model.train()(inputs)
