@@ -101,7 +101,8 @@ def _accepted_models(subject: CheckedPlugin) -> Mapping[Task, nn.Module]:
         NotChecked: there are none.
     """
     if "models" not in subject.cache:
-        models, refusals = {}, []
+        models: dict[Task, nn.Module] = {}
+        refusals: list[str] = []
         for task in (*_TASKS, _MASKS):
             if task is _MASKS and models:
                 break

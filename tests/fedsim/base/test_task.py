@@ -36,7 +36,7 @@ def test_one_number_is_no_row_of_numbers() -> None:
 
 @pytest.mark.parametrize("others", [{"num_labels": 2}, {"num_targets": 2}, {"num_targets": 0}, {"num_labels": -2}])
 def test_what_is_predicted_is_said_once(others: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match="expected one of num_classes, num_labels and num_targets"):
+    with pytest.raises(ConfigError, match="expected one of num_classes, num_labels, num_targets and mask_classes"):
         Task((6,), 3, **others)
 
 

@@ -62,7 +62,7 @@ def test_rows_of_labels_or_numbers_are_targets(tmp_path: Path) -> None:
     [
         (np.full((20, 2), 2), "rows of integers from 2 to 2, expected 0 or 1"),
         (np.eye(20, 3), "rows of real numbers that are all 0 or 1; write labels"),
-        (np.zeros((20, 4, 4), int), "a row of them"),
+        (np.zeros((20, 4, 4), int), "the class of each pixel"),
     ],
 )
 def test_rows_that_are_no_labels_are_refused(tmp_path: Path, targets: Any, message: str) -> None:
