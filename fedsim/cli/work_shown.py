@@ -116,6 +116,8 @@ def show_epsilons(audited: Sequence[EpsilonComparison]) -> None:
             item.measured.evidence,
         )
     console.print(table)
+    for item in audited:
+        console.print(escape(f"{item.conclusion}."), highlight=False, soft_wrap=True)
 
 
 def show_ceilings(ceilings: Sequence[ProvedCeiling]) -> None:

@@ -12,12 +12,12 @@ from typing import Any
 
 from fedsim.base.errors import FedsimError, InstallationError, PluginError, RunError, error_reason
 from fedsim.federation.build import resolve
+from fedsim.federation.canary_power import log_canary_power
 from fedsim.federation.config import Config
 from fedsim.federation.integrity import start_late_manifest
 from fedsim.federation.open_run import OpenRun
 from fedsim.plugins import registry
 from fedsim.plugins.code_hashes import locate_error
-from fedsim.privacy.auditing import lower_bound
 from fedsim.recording.sealed import read_sealed_file
 
 log = logging.getLogger(__name__)
@@ -61,15 +61,7 @@ def _run_federation(config: Config, folder: OpenRun, *, resume: bool, overwrite:
         )
         experiment.check()
         engine.check(job)
-        if (canaries := config.canaries) is not None:
-            count = canaries.count
-            most = lower_bound(count, count, count, 0.0, canaries.confidence)  # all guesses are right
-            log.info(
-                "canaries: %d of them show an epsilon of at most %.3g of any mechanism, and of noise that is declared "
-                "about 2 more, however little there is; a proof of a larger one cannot be refuted by them",
-                count,
-                most,
-            )
+        log_canary_power(experiment)
     except SystemExit as error:
         raise PluginError(
             f"the experiment cannot be made, a plug-in ended the program ({error_reason(error)})"

@@ -11,7 +11,6 @@ References:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -20,17 +19,15 @@ import numpy as np
 from torch import Tensor
 
 from fedsim.interfaces.mechanism import Mechanism
-from fedsim.privacy.curve_audit import curve_lower_bound
+from fedsim.privacy.curve_audit import choose_share, count_guesses, curve_lower_bound
 
 GUESS_SHARES = (1.0, 0.5, 0.2, 0.05)
 """Shares of the canaries that are guessed; each is tried, and the best bound counts."""
-CURVE_SHARE = 0.2
-"""Share of the canaries that is guessed for the bound by a declared curve.
+CURVE_ERRORS = (0.6, 0.2)
+"""Parts of the error probability for the two bounds by a declared curve, which show more than others.
 
-It is fixed, because each further trial costs confidence. For Gaussian noise of 0.5 to 2 clipping
-bounds and 2,000 to 10,000 canaries it shows at least as much as shares of 0.5 and 0.05."""
-CURVE_ERROR = 0.5
-"""Part of the error probability that the bound by a declared curve may use."""
+The first is of as many guesses as show most where the declaration holds, see `choose_share`; the
+second of all canaries, which shows most where there is hardly any noise."""
 _MAX_EPSILON = 50.0
 """Above this epsilon, the chance to guess right, e^epsilon / (1 + e^epsilon), is 1 in float64."""
 
@@ -136,20 +133,21 @@ def best_lower_bound(
         confidence: of all bounds together, in (0, 1).
         mechanisms: what the canaries passed, as it is declared. Its trade-off curve gives further
             bounds. Empty where nothing is declared.
-        curve_kinds: by how many kinds of scores, the first ones, bounds by the curve are made.
+        curve_kinds: by how many kinds of scores, the first ones, bounds by the curve are made; not more than
+            there are.
     """
     kinds = scores.reshape(-1, scores.shape[-1])
     error = 1 - confidence
     bounds = []
     if mechanisms:
-        curve_confidence = 1 - CURVE_ERROR * error / len(kinds[:curve_kinds])
-        for kind in kinds[:curve_kinds]:
-            guesses, right = _count_right(kind, inside, CURVE_SHARE)
-            epsilon = curve_lower_bound(mechanisms, len(inside), guesses, right, delta, curve_confidence)
-            bounds.append(
-                EpsilonBound(epsilon=epsilon, canaries=len(inside), guesses=guesses, correct=right, uses_curve=True)
-            )
-        error *= 1 - CURVE_ERROR
+        for share, confidence_of_kind in choose_curve_tests(mechanisms, len(inside), delta, confidence, curve_kinds):
+            for kind in kinds[:curve_kinds]:
+                guesses, right = _count_right(kind, inside, share)
+                epsilon = curve_lower_bound(mechanisms, len(inside), guesses, right, delta, confidence_of_kind)
+                bounds.append(
+                    EpsilonBound(epsilon=epsilon, canaries=len(inside), guesses=guesses, correct=right, uses_curve=True)
+                )
+        error *= 1 - sum(CURVE_ERRORS)
     pair_confidence = 1 - error / (len(GUESS_SHARES) * len(kinds))
     for kind, share in product(kinds, GUESS_SHARES):
         guesses, right = _count_right(kind, inside, share)
@@ -158,9 +156,20 @@ def best_lower_bound(
     return max(bounds, key=lambda bound: bound.epsilon)
 
 
+def choose_curve_tests(
+    mechanisms: Sequence[Mechanism], canaries: int, delta: float, confidence: float, curve_kinds: int = 1
+) -> list[tuple[float, float]]:
+    """Return the shares of the canaries that are guessed for bounds by the curve, each with its confidence.
+
+    Nothing that was sent is asked; see `best_lower_bound` for the arguments.
+    """
+    chosen, of_all = (1 - part * (1 - confidence) / curve_kinds for part in CURVE_ERRORS)
+    return [(choose_share(mechanisms, canaries, delta, chosen), chosen), (1.0, of_all)]
+
+
 def _count_right(scores: Tensor, inside: Tensor, share: float) -> tuple[int, int]:
     """Return how many canaries are guessed by their scores, and how many of the guesses are right."""
     order = scores.argsort(stable=True)
-    half = max(1, math.floor(share * len(order) / 2))
+    half = count_guesses(len(order), share) // 2
     right = int((~inside[order[:half]]).sum()) + int(inside[order[-half:]].sum())
     return 2 * half, right

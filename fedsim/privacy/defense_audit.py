@@ -19,7 +19,7 @@ from fedsim.interfaces.defense import Defense
 from fedsim.privacy.audited_defense import LAYERS, AuditedDefense
 from fedsim.privacy.claim_probes import probe_accountant, probe_sampling
 from fedsim.privacy.freshness_probes import probe_freshness
-from fedsim.privacy.guessing_game import CONFIDENCE, GameResult, largest_epsilon, probe_guesses
+from fedsim.privacy.guessing_game import CONFIDENCE, GameResult, describe_guesses, largest_epsilon, probe_guesses
 from fedsim.privacy.ledger import guarantee_delta
 from fedsim.privacy.noise_probes import ProbeResult, list_violations, probe_noise
 
@@ -84,18 +84,21 @@ def plan_audit(audited: AuditedDefense, trials: int) -> list[str]:
             f"--trials: {trials} trials show an epsilon of at most {largest_epsilon(trials):.3g}, whatever the defense "
             f"does; ask for at least {MIN_TRIALS}"
         )
-    largest, promised = largest_epsilon(trials), _promised_epsilon(audited)
+    guessed = _choose_guessed(audited)
+    delta = guarantee_delta(audited.defense)
+    largest, promised_of_game = largest_epsilon(trials), _promised_epsilon(guessed)
     sentences = [
         f"Audited: `{audited.hook}` in {audited.releases} releases, with small and large inputs in each of "
         f"{len(LAYERS)} layers and in all of them; "
-        f"{promised:.4g} is the promised epsilon.",
-        f"Guesses in {trials} trials can show an epsilon of at most {largest:.3g}"
+        f"{_promised_epsilon(audited):.4g} is the promised epsilon.",
+        f"Guesses in {trials} trials of {guessed.releases} releases, of which {promised_of_game:.4g} is promised, can "
+        f"show an epsilon of at most {largest:.3g}"
         + (
             ""
-            if largest > promised
+            if largest > promised_of_game
             else ", below the promised one: they can refute the promised curve, but not the epsilon itself"
         )
-        + ".",
+        + f"; {describe_guesses(guessed, trials, delta)}.",
     ]
     if audited.mechanism is None:
         sentences.append(f"Not seen: {NO_MECHANISM}; guesses alone are judged.")
@@ -136,7 +139,7 @@ def audit_defense(
 def _run_probes(audited: AuditedDefense, trials: int) -> DefenseAudit:
     """Make all probes, guesses last."""
     results = []
-    mechanism, guessed = audited.mechanism, audited
+    mechanism, guessed = audited.mechanism, _choose_guessed(audited)
     if mechanism is None:
         results.append(ProbeResult(question="behaviour is as declared", unknown=NO_MECHANISM))
     else:
@@ -144,8 +147,6 @@ def _run_probes(audited: AuditedDefense, trials: int) -> DefenseAudit:
         results.append(probe_accountant(audited))
         results.extend(probe_noise(audited, mechanism))
         results.append(probe_freshness(audited))
-        # Without sampling, guesses tell most; sampling was probed above where it is declared.
-        guessed = audited.with_full_batches()
     guesses, game = probe_guesses(guessed, trials, guarantee_delta(audited.defense))
     results.append(guesses)
     return DefenseAudit(
@@ -155,6 +156,14 @@ def _run_probes(audited: AuditedDefense, trials: int) -> DefenseAudit:
         promised_of_game=_promised_epsilon(guessed),
         trials=trials,
     )
+
+
+def _choose_guessed(audited: AuditedDefense) -> AuditedDefense:
+    """Return the client about which guesses are made.
+
+    Without sampling, guesses tell most. Where a mechanism is declared, sampling has a probe of its own.
+    """
+    return audited if audited.mechanism is None else audited.with_full_batches()
 
 
 def _promised_epsilon(audited: AuditedDefense) -> float:

@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.interfaces.mechanism import Mechanism
+from fedsim.privacy.audit_power import find_refuted_share
 from fedsim.privacy.audited_defense import AuditedDefense
 from fedsim.privacy.ceilings import TradeOff, compute_tight_epsilon, compute_trade_off
+from fedsim.privacy.curve_audit import scale_noise
 from fedsim.privacy.noise_probes import FALSE_ALARMS, Neighbours, ProbeResult, make_neighbours
 
 Scores = NDArray[np.float64]
@@ -66,6 +69,32 @@ def largest_epsilon(trials: int) -> float:
     half = max(1, trials // 2)
     lowest_true_rate = (FALSE_ALARMS / 4) ** (1 / half)
     return max(0.0, math.log(lowest_true_rate / (1 - lowest_true_rate)))
+
+
+def describe_guesses(audited: AuditedDefense, trials: int, delta: float) -> str:
+    """Say with how little noise guesses about this client would break the promised curve."""
+    mechanism, promised = audited.mechanism, promised_curve(audited, delta)
+    if promised is None or mechanism is None:
+        return "with how little noise they refute it is not known, as no mechanism is declared"
+    half = trials // 2
+    rates = np.linspace(0, 1, 201)
+
+    def is_refuted(noise_share: float) -> bool:
+        quieter = compute_trade_off(scale_noise([mechanism], noise_share), replaced=False)
+        hits = np.ones_like(rates) if quieter is None else quieter.true_positive_rate(rates)
+        alarms = rates * half
+        # Slightly fewer hits and more false alarms than on average.
+        lowest, highest = _limit_counts(
+            np.maximum(0, hits * half - np.sqrt(hits * (1 - hits) * half)),
+            np.minimum(half, alarms + np.sqrt(alarms * (1 - rates))),
+            half,
+        )
+        return bool((lowest > promised.true_positive_rate(highest)).any())
+
+    share = find_refuted_share(is_refuted)
+    if not share:
+        return "they refute nothing, however little noise there is, so that the other probes alone can find it"
+    return f"they refute the promised curve if there is {100 * share:.0f} % of the noise or less"
 
 
 def promised_curve(audited: AuditedDefense, delta: float) -> TradeOff | None:
@@ -163,13 +192,19 @@ def judge_scores(
 
 def _limit_rates(without: Scores, with_canary: Scores, threshold: float) -> tuple[float, float]:
     """Return the lower limit of the true-positive rate and the upper one of the false-positive rate."""
+    hits, alarms = np.array([(with_canary > threshold).sum()]), np.array([(without > threshold).sum()])
+    lowest, highest = _limit_counts(hits, alarms, len(without))
+    return float(lowest[0]), float(highest[0])
+
+
+def _limit_counts(hits: NDArray[Any], alarms: NDArray[Any], count: int) -> tuple[Scores, Scores]:
+    """Return the lower limits of true-positive rates and the upper ones of false-positive rates, from counts."""
     from scipy.special import betaincinv
 
-    hits, alarms, count = int((with_canary > threshold).sum()), int((without > threshold).sum()), len(without)
     # Both limits hold at once, for both ends of the curve and the Gaussian conversion.
     tail = FALSE_ALARMS / 4
-    lowest = float(betaincinv(hits, count - hits + 1, tail)) if hits else 0.0
-    highest = float(betaincinv(alarms + 1, count - alarms, 1 - tail)) if alarms < count else 1.0
+    lowest = np.where(hits > 0, betaincinv(np.maximum(hits, 1e-9), count - hits + 1, tail), 0.0)
+    highest = np.where(alarms < count, betaincinv(alarms + 1, np.maximum(count - alarms, 1e-9), 1 - tail), 1.0)
     return lowest, highest
 
 

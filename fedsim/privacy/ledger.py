@@ -337,6 +337,18 @@ def collect_mechanisms(
     return tuple(mechanisms)
 
 
+def collect_by_round(ledger: Sequence[Row], defense: str, client: int) -> dict[int, Mechanism]:
+    """Return, by round, the mechanism of a client, where one is declared."""
+    mechanisms = {}
+    for row in ledger:
+        if row["defense"] != defense or int(row["client"]) != client:
+            continue
+        mechanism = read_mechanism(row)
+        if mechanism is not None:
+            mechanisms[int(row["round"])] = mechanism
+    return mechanisms
+
+
 def largest_spender(clients: Mapping[int, PrivacySpending]) -> PrivacySpending:
     """Return the client that has spent most, the first of several."""
     return max(clients.values(), key=lambda spending: (spending.epsilon, -spending.client))

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +41,17 @@ from fedsim.federation.run_folder import RunFolder, read_ledger, read_rows
 from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.defense_calls import apply_on_update
 from fedsim.interfaces.local_context import LocalContext
+from fedsim.interfaces.mechanism import Mechanism
 from fedsim.privacy.auditing import EpsilonBound, best_lower_bound
-from fedsim.privacy.ledger import Row, collect_mechanisms, guarantee_delta, spending_by_client, unique_labels
+from fedsim.privacy.canary_scores import score_rounds
+from fedsim.privacy.ledger import (
+    Row,
+    collect_by_round,
+    collect_mechanisms,
+    guarantee_delta,
+    spending_by_client,
+    unique_labels,
+)
 from fedsim.privacy.server_canaries import score_server_canaries
 from fedsim.recording.payloads import Payload, State
 from fedsim.recording.transcript import Transcript
@@ -102,6 +111,16 @@ class EpsilonComparison:
             f"but at least {self.measured.epsilon:.4g} was measured (right guesses: {self.measured.evidence}; this "
             f"happens by chance in at most {1 - self.confidence:.2g} of runs); look for noise that is too small or "
             "added too early, and for another sampling rate than the proof has"
+        )
+
+    @property
+    def conclusion(self) -> str:
+        """Return what the canaries have shown, in a sentence that holds of broken programs as well."""
+        proved = f"of {self.proved:.4g} proved" if math.isfinite(self.proved) else "where nothing is proved"
+        return (
+            f"{self.subject}, {self.defense}: {self.measured.canaries} canaries refute every epsilon below "
+            f"{self.measured.epsilon:.4g}, {proved}, with a confidence of {100 * self.confidence:g} %; what they "
+            "cannot see, such as noise that is known, or a defect in other clients, rounds and gradients, is not judged"
         )
 
     @property
@@ -223,7 +242,7 @@ def _audit_defense(
     canaries = Canaries(seed=experiment.seed, client=client, count=table.count)
     mechanisms = collect_mechanisms(ledger, label, client) or ()
     if audited_hook(defense) == "on_examples":
-        scores = _update_scores(experiment, transcript, canaries)
+        scores = _update_scores(experiment, transcript, canaries, collect_by_round(ledger, label, client))
     else:
         is_added = any(mechanism.neighbours == "added or removed" for mechanism in mechanisms)
         left_out = 0.0 if is_added else -CANARY_VALUE
@@ -306,21 +325,27 @@ def _count_rounds(transcript: Transcript, client: int) -> int:
     return sum(client in transcript.clients(number) for number in transcript.rounds)
 
 
-def _update_scores(experiment: Experiment, transcript: Transcript, canaries: Canaries) -> Tensor:
-    """Return `kind canary`, two statistics of the number at each canary's position in w_t - w_T.
+def _update_scores(
+    experiment: Experiment, transcript: Transcript, canaries: Canaries, mechanisms: Mapping[int, Mechanism]
+) -> Tensor:
+    """Return `kind canary`, statistics of the number at each canary's position in w_t - w_T.
 
-    They are the sum over the client's recorded rounds and, where there are several, the standard
-    deviation over rounds: what a canary that is in adds depends on how often it was sampled, and
-    noise that is the same each time does not vary.
+    They are the likelihood ratio of what is declared of the client's recorded rounds, where it is declared,
+    their sum and, where there are several, the standard deviation over rounds: what a canary that is in adds
+    depends on how often it was sampled, and noise that is the same each time does not vary.
     """
     positions = canaries.draw_coordinates(trained_shapes(experiment.model, experiment.training))
-    rounds = []
+    rounds, declared = [], []
     for update in transcript.updates(canaries.client):
         flat = {name: tensor.flatten() for name, tensor in update.pseudo_gradient.items()}
         rounds.append(torch.stack([flat[name][index] for name, index in positions]).double())
+        declared.append(mechanisms.get(update.round))
     if not rounds:
         return torch.zeros(1, canaries.count, dtype=torch.float64)
-    return _summarise_rounds(torch.stack(rounds))
+    moves = torch.stack(rounds)
+    likelihoods = score_rounds(moves, declared)
+    kinds = _summarise_rounds(moves)
+    return kinds if likelihoods is None else torch.cat([likelihoods[None], kinds])
 
 
 def _shadow_scores(

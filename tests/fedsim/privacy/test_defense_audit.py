@@ -112,7 +112,7 @@ def test_more_trials_can_show_more() -> None:
 def test_the_command_ends_with_code_1_and_names_the_bug(call: Call) -> None:
     done = call("audit-defense", "tests.support.planted_defenses:SumsWithoutModulus", "--trials", "100")
     assert done.returncode == 1
-    assert "Guesses in 100 trials can show" in done.stdout
+    assert "Guesses in 100 trials of 2 releases" in done.stdout
     assert "breaks its promise: guesses find at least" in done.stderr
     assert FINDING_WORDS["sums without modulus"] in done.stderr
 

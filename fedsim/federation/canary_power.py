@@ -1,0 +1,56 @@
+"""Say before a run with canaries what they can find, and warn where that is nothing."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+from fedsim.federation.build import Experiment
+from fedsim.privacy.audit_power import describe_canaries
+from fedsim.privacy.ledger import guarantee_delta, unique_labels
+from fedsim.training.canaries import audited_hook
+
+log = logging.getLogger(__name__)
+
+
+def log_canary_power(experiment: Experiment) -> None:
+    """Log what the canaries of each kind of client can find of each defense; nothing without [canaries]."""
+    table, central = experiment.config.canaries, experiment.central_privacy
+    if table is None:
+        return
+    if central is not None:
+        rounds = experiment.config.federation.rounds
+        asked_rounds = rounds if central.cycle is None else math.ceil(rounds / central.cycle)
+        mechanisms, proved = [central.mechanism(asked_rounds)], central.epsilon(asked_rounds)
+        _log_power(central.name, *describe_canaries(mechanisms, table.count, proved, central.delta, table.confidence))
+        return
+    labels = unique_labels([defense.name for defense in experiment.config.defense])
+    clients = experiment.config.canary_clients
+    audited = sum(bool(audited_hook(defense)) for defense in experiment.client_defenses(clients[0]))
+    confidence = 1 - (1 - table.confidence) / max(1, audited * len(clients))
+    said = set[str]()
+    for client in clients:
+        participation = experiment.setting.participation(client)
+        for label, defense in zip(labels, experiment.client_defenses(client), strict=True):
+            delta = guarantee_delta(defense)
+            guarantee = defense.guarantee(participation, delta) if audited_hook(defense) else None
+            if guarantee is None:
+                continue
+            mechanism = defense.mechanism(participation)
+            mechanisms = [] if mechanism is None else [mechanism]
+            sentence, finds = describe_canaries(mechanisms, table.count, guarantee.epsilon, guarantee.delta, confidence)
+            if f"{label}: {sentence}" not in said:
+                said.add(f"{label}: {sentence}")
+                _log_power(label, sentence, finds)
+
+
+def _log_power(label: str, sentence: str, finds: bool) -> None:
+    if finds:
+        log.info("canaries, %s: %s", label, sentence)
+        return
+    log.warning(
+        "canaries, %s: %s; this audit is too small to find anything, so take more canaries, or clients or rounds for "
+        "which less is proved",
+        label,
+        sentence,
+    )
