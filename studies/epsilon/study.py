@@ -34,7 +34,13 @@ def measure(defense: str, seed: int) -> Row:
         "partition": {"name": "iid", "samples_per_client": 100},
         "model": {"name": "mlp", "hidden": [hidden]},
         "training": {"local_steps": steps, "batch_size": 10, "learning_rate": 0.1},
-        "federation": {"engine": "serial", "clients": 10, "rounds": 100 // steps, "seed": seed, "evaluate_every": 100 // steps},
+        "federation": {
+            "engine": "serial",
+            "clients": 10,
+            "rounds": 100 // steps,
+            "seed": seed,
+            "evaluate_every": 100 // steps,
+        },
         "defense": [DEFENSES[defense]],
         "adversary": {"when": "never"},
     }
