@@ -58,10 +58,10 @@ def _score_round(moves: Tensor, mechanism: Mechanism) -> Tensor:
     steps = mechanism.releases
     amplitude = 1 / (mechanism.scale * steps**0.5)
     if mechanism.rate == 1:
-        scores: Tensor = normal_moves * steps * amplitude - (steps * amplitude) ** 2 / 2
-        return scores
-    times = torch.arange(steps + 1, dtype=torch.float64)
-    chances = torch.from_numpy(binom.pmf(times.numpy(), steps, mechanism.rate))
-    exponents = normal_moves[:, None] * times * amplitude - (times * amplitude) ** 2 / 2
-    scores = torch.logsumexp(chances.log() + exponents, dim=1)
-    return scores
+        log_ratios: Tensor = normal_moves * steps * amplitude - (steps * amplitude) ** 2 / 2
+    else:
+        times = torch.arange(steps + 1, dtype=torch.float64)
+        chances = torch.from_numpy(binom.pmf(times.numpy(), steps, mechanism.rate))
+        exponents = normal_moves[:, None] * times * amplitude - (times * amplitude) ** 2 / 2
+        log_ratios = torch.logsumexp(chances.log() + exponents, dim=1)
+    return log_ratios
