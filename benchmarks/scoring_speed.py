@@ -26,6 +26,7 @@ from fedsim.audit.evaluation.similarity import AttackedUpdate
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.randomness import generator, seed_globals, use_one_thread
 from fedsim.base.task import Task
+from fedsim.cli.allocator import keep_freed_memory
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.interfaces.modality import PublicExamples
 from fedsim.training.loop import local_update
@@ -79,7 +80,7 @@ def score_victims(options: argparse.Namespace) -> list[Row]:
     """Score one victim after the other; the first one is not counted."""
     rng, device = generator("public"), torch.device(options.device)
     public = PublicExamples(data=draw_images(PUBLIC, rng), labels=torch.arange(PUBLIC) % 100)
-    cache, rows, profile = MeasurementCache(), list[Row](), cProfile.Profile()
+    cache, rows, profile = MeasurementCache(), list[Row](), cProfile.Profile(time.process_time)
     for client in range(options.victims + 1):
         victim = Victim(client, options.count, device)
         if options.parts and client:
@@ -94,7 +95,7 @@ def score_victims(options: argparse.Namespace) -> list[Row]:
         if client:
             rows.append({"victim": client, "CPU s": cpu_seconds, "s": seconds, **similarities})
     if options.parts:
-        pstats.Stats(profile, stream=sys.stderr).sort_stats("cumulative").print_stats(45)
+        pstats.Stats(profile, stream=sys.stderr).sort_stats("cumulative").print_stats(70)
     return rows
 
 
@@ -106,6 +107,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--parts", action="store_true", help="profile the functions, to the standard error output")
     options = parser.parse_args()
+    keep_freed_memory()  # as the commands do
     torch.set_num_threads(1)
     publish_rows(score_victims(options), options.out)
 

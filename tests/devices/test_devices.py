@@ -295,7 +295,7 @@ def test_similarities_are_computed_on_the_device_of_the_attack(accelerator: Any)
                 device=device,
             )
             at_broadcast = sent.similarity_at_broadcast(images, labels)
-            coarse = sent.similarity_on_line(images, labels, at_broadcast, is_coarse=True)
+            coarse = sent.search_line(images, labels, at_broadcast, None).value
             named[f"{settings}"] = torch.tensor([at_broadcast, coarse])
         return named
 

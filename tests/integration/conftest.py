@@ -33,7 +33,7 @@ def short_explanations() -> Iterator[None]:
 def coarse_line_searches() -> Iterator[None]:
     """Claims are searched on the line as guesses are, by a third of the gradients."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(similarity, "minimise_on_line", minimise_coarsely)
+        patch.setattr(similarity, "minimise_on_line", lambda line, at_end: minimise_coarsely(line, at_end).value)
         yield
 
 

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
 LineFunction = Callable[[float], float]
 """Function of the position on the line, from 0 to 1."""
+
+
+class LinePoint(NamedTuple):
+    """Value of such a function, and where it has it."""
+
+    value: float
+    position: float
+
+
 _ACCURACY = 0.001
 """A parabola that gains less than this ends a coarse search, if the one before was right to as much."""
 _MAX_PARABOLAS = 6
@@ -37,20 +47,31 @@ def minimise_on_line(function: LineFunction, at_end: float) -> float:
     return min(float(searched.fun), *values)
 
 
-def minimise_coarsely(function: LineFunction, at_end: float) -> float:
-    """Return a value of the line that is never below the least one, and near it on smooth lines.
+def minimise_coarsely(function: LineFunction, at_end: float, rival: LinePoint | None = None) -> LinePoint:
+    """Return a point of the line whose value is never below the least one, and near it on smooth lines.
 
     Parabolas lead through the best position and its neighbours, until one has foretold a value and
     gains little. This takes about four evaluations, a third of `minimise_on_line`.
 
-    >>> round(minimise_coarsely(lambda alpha: (alpha - 0.4) ** 2, 0.36), 6)
-    0.0
+    >>> value, position = minimise_coarsely(lambda alpha: (alpha - 0.4) ** 2, 0.36)
+    >>> round(value, 6), round(position, 6)
+    (0.0, 0.4)
 
     Args:
         function: is evaluated at positions below 1.
         at_end: its value at 1.
+        rival: low point of another function. Where `function` is no lower there, the search ends with
+            this one evaluation: what counts is the lower one of both.
     """
-    values = {0.0: function(0.0), 0.5: function(0.5), 1.0: at_end}
+    values = {1.0: at_end}
+    if rival is not None:
+        if rival.position not in values:
+            values[rival.position] = function(rival.position)
+        if min(values.values()) > rival.value - _ACCURACY:
+            return _find_lowest(values)
+    for position in (0.0, 0.5):
+        if position not in values:
+            values[position] = function(position)
     error = math.inf
     for _ in range(_MAX_PARABOLAS):
         position, expected, gain = _follow_parabola(values, needs_distance=error > _ACCURACY)
@@ -58,7 +79,12 @@ def minimise_coarsely(function: LineFunction, at_end: float) -> float:
             break
         values[position] = function(position)
         error = abs(values[position] - expected)
-    return min(values.values())
+    return _find_lowest(values)
+
+
+def _find_lowest(values: Mapping[float, float]) -> LinePoint:
+    position = min(values, key=lambda position: values[position])
+    return LinePoint(values[position], position)
 
 
 def _follow_parabola(values: Mapping[float, float], *, needs_distance: bool) -> tuple[float, float, float]:

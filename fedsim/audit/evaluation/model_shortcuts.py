@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Function
+from torch.nn.functional import avg_pool2d
 
 from fedsim.base.randomness import generator
 from fedsim.training.example_independence import find_mixing_layer
@@ -24,10 +27,12 @@ class ModelShortcuts:
     Attributes:
         computes_equal_examples_once: each example has an output of its own, so equal ones have equal outputs.
         lays_channels_last: the layout of images with the channels last gives the same gradients.
+        reuses_memory: ReLUs in place, and average pooling whose gradient is written once, give the same gradients.
     """
 
     computes_equal_examples_once: bool = False
     lays_channels_last: bool = False
+    reuses_memory: bool = False
 
     def lay_out(self, inputs: Tensor) -> Tensor:
         """Return inputs in the layout that convolutions take fastest."""
@@ -35,7 +40,7 @@ class ModelShortcuts:
 
 
 def find_shortcuts(model: nn.Module, settings: LocalTraining | None, inputs: Tensor) -> ModelShortcuts:
-    """Try which shortcuts a model allows; parameters of convolutions are laid out accordingly.
+    """Try which shortcuts a model allows; the model is changed accordingly, but for its parameters' values.
 
     Args:
         model: in the modes in which it is used.
@@ -51,24 +56,93 @@ def find_shortcuts(model: nn.Module, settings: LocalTraining | None, inputs: Ten
     second[-1] = first[-1]
     try:
         is_independent = find_mixing_layer(model, settings, first, second) is None
-        lays_channels_last = first.ndim == 4 and _lay_channels_last(model, first)
+        gradients = _sum_gradients(model, first)
+        lays_channels_last = first.ndim == 4 and _lay_channels_last(model, first, gradients)
+        shortcuts = ModelShortcuts(is_independent, lays_channels_last)
+        reuses_memory = _reuse_memory(model, shortcuts.lay_out(first), gradients)
     except Exception:  # a foreign model may refuse such batches
         return ModelShortcuts()
-    return ModelShortcuts(is_independent, lays_channels_last)
+    return ModelShortcuts(is_independent, lays_channels_last, reuses_memory)
 
 
-def _lay_channels_last(model: nn.Module, images: Tensor) -> bool:
+def _lay_channels_last(model: nn.Module, images: Tensor, gradients: Sequence[Tensor]) -> bool:
     """Lay out a model with the channels last, unless it then raises or gives other gradients."""
-    gradients = _sum_gradients(model, images)
-    try:
-        model.to(memory_format=torch.channels_last)
-        others = _sum_gradients(model, images.contiguous(memory_format=torch.channels_last))
-        is_same = _agree(gradients, others)
-    except RuntimeError:  # such as of `view`, which takes one layout only
-        is_same = False
+    model.to(memory_format=torch.channels_last)
+    is_same = _give_gradients(model, images.contiguous(memory_format=torch.channels_last), gradients)
     if not is_same:
         model.to(memory_format=torch.contiguous_format)
     return is_same
+
+
+def _reuse_memory(model: nn.Module, inputs: Tensor, gradients: Sequence[Tensor]) -> bool:
+    """Write over what ReLUs are given and write gradients of pooling once, unless the model then gives other gradients.
+
+    Large activations do not stay in a cache, so that each time they are written takes as long as part of a convolution.
+    """
+    relus = [module for module in model.modules() if type(module) is nn.ReLU and not module.inplace]
+    pools: list[tuple[nn.Module, str, nn.AvgPool2d]] = []
+    for parent in model.modules():
+        for name, module in parent.named_children():
+            if type(module) is nn.AvgPool2d and _tiles(module):
+                pools.append((parent, name, module))
+    for relu in relus:
+        relu.inplace = True
+    for parent, name, pool in pools:
+        setattr(parent, name, _TilePooling(pool.kernel_size))
+    is_same = bool(relus or pools) and _give_gradients(model, inputs, gradients)
+    if not is_same:
+        for relu in relus:
+            relu.inplace = False
+        for parent, name, pool in pools:
+            setattr(parent, name, pool)
+    return is_same
+
+
+def _tiles(pool: nn.AvgPool2d) -> bool:
+    """Tell whether each input of a pooling layer belongs to one window, of the layer's size."""
+    is_square = isinstance(pool.kernel_size, int) and pool.stride == pool.kernel_size
+    return is_square and not pool.padding and not pool.ceil_mode and pool.divisor_override is None
+
+
+class _TilePooling(nn.Module):
+    """Average pooling by squares that do not overlap."""
+
+    def __init__(self, side: Any) -> None:
+        super().__init__()
+        self.side: int = side
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the mean of each square."""
+        if images.ndim != 4 or images.shape[-2] % self.side or images.shape[-1] % self.side:
+            return avg_pool2d(images, self.side)
+        pool: Callable[[Tensor, int], Tensor] = _AverageOfTiles.apply
+        return pool(images, self.side)
+
+
+class _AverageOfTiles(Function):
+    """Average pooling, whose gradient PyTorch writes twice, and moves where layouts differ."""
+
+    @staticmethod
+    def forward(ctx: Any, images: Tensor, side: int) -> Tensor:
+        """Return the mean of each square."""
+        ctx.side = side
+        return avg_pool2d(images, side)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        """Return the gradient of each mean, divided among the pixels of its square."""
+        means = gradients[0].permute(0, 2, 3, 1) / ctx.side**2
+        count, height, width, channels = means.shape
+        tiles = means[:, :, None, :, None, :].expand(-1, -1, ctx.side, -1, ctx.side, -1)
+        return tiles.reshape(count, height * ctx.side, width * ctx.side, channels).permute(0, 3, 1, 2), None
+
+
+def _give_gradients(model: nn.Module, inputs: Tensor, gradients: Sequence[Tensor]) -> bool:
+    """Tell whether a model now gives these gradients of `_sum_gradients`."""
+    try:
+        return _agree(gradients, _sum_gradients(model, inputs))
+    except RuntimeError:  # such as of `view`, which takes one layout only
+        return False
 
 
 def _sum_gradients(model: nn.Module, images: Tensor) -> tuple[Tensor, ...]:

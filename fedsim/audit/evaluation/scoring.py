@@ -6,7 +6,7 @@ No attack may import this module; import-linter checks it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedsim.audit.evaluation.guess_similarities import measure_guess_similarities, measure_similarities
 from fedsim.audit.evaluation.identification import score_identification
 from fedsim.audit.evaluation.mask_scores import PaintedMasks, score_masks
 from fedsim.audit.evaluation.matches import CHANCE, Pool
@@ -27,11 +28,11 @@ from fedsim.audit.evaluation.measurements import (
     measure_nearest,
 )
 from fedsim.audit.evaluation.score import Score
-from fedsim.audit.evaluation.similarity import SIMILARITY_AT_BROADCAST, SIMILARITY_ON_LINE, AttackedUpdate
+from fedsim.audit.evaluation.similarity import AttackedUpdate
 from fedsim.audit.evaluation.table_scores import score_columns
 from fedsim.audit.evaluation.target_scores import index_rows, score_targets
 from fedsim.audit.evaluation.truth import Truth
-from fedsim.base.errors import DataError, FedsimError, PluginError, first_line
+from fedsim.base.errors import DataError, PluginError
 from fedsim.base.task import Goal, are_masks, sort_targets
 from fedsim.interfaces.findings import Reconstruction, Texts
 from fedsim.interfaces.metric import EXPLANATION_OF_GUESSES, Metric, find_metric
@@ -44,8 +45,6 @@ CERTIFIED = 60.0
 _ROUNDING = 1e-5
 """Values of guesses this far beyond [0, 1] are rounding errors."""
 _NOT_MEASURED = "it could not be measured"
-_CLOSE = 0.05
-"""Most by which a guess may explain the update worse at w_t than the best one does, and be searched on the line."""
 
 
 class CertifiedShare(Metric):
@@ -142,8 +141,10 @@ def score_examples(
     if isinstance(finding, Reconstruction):
         if message is not None:
             explaining_guesses = {name: guess[: len(data)] for name, guess in guesses.items()}
-            values |= _message_similarities(lambda: message.similarities(data, claimed_labels))
-            for name, similarities in _guess_similarities(message, explaining_guesses, claimed_labels, cache).items():
+            values |= measure_similarities(lambda: message.similarities(data, claimed_labels))
+            for name, similarities in measure_guess_similarities(
+                message, explaining_guesses, claimed_labels, cache
+            ).items():
                 guess_values[name] |= similarities
         further_scores += _certificate_scores(finding, truth)
         if truth.columns and public is not None:
@@ -246,58 +247,6 @@ def _measure_guess(guess: Tensor, truth: Truth, weights: Path | None, cache: Mea
     """Return the metrics of a guess, as a copy to add to."""
     measure = partial(measure_claims, guess, truth, weights)
     return dict(cache.find(measure, "guess", guess, truth.data, truth.labels, truth.modality, truth.padding))
-
-
-def _message_similarities(compute: Callable[[], Mapping[str, float]]) -> MetricValues:
-    """Compute how well examples explain the update, or say why that is not known."""
-    try:
-        similarities = compute()
-    except FedsimError as error:
-        return {SIMILARITY_AT_BROADCAST: str(error)}
-    except Exception as error:  # a foreign model may raise anything; no other score is lost for it
-        return {SIMILARITY_AT_BROADCAST: f"the model raised {type(error).__name__}: {first_line(error)}"}
-    return {metric: torch.tensor([value]) for metric, value in similarities.items()}
-
-
-def _guess_similarities(
-    message: AttackedUpdate, guesses: Mapping[str, Tensor], labels: Tensor, cache: MeasurementCache
-) -> dict[str, MetricValues]:
-    """Return how well each guess explains the update.
-
-    The floor on the line is that of the best guess, and a search there takes several gradients,
-    where the value at w_t takes one. So only guesses that are close to the best one at w_t are
-    searched, and the others count with that value, which the line does not exceed.
-    """
-
-    def at_broadcast(name: str) -> dict[str, float]:
-        return {SIMILARITY_AT_BROADCAST: message.similarity_at_broadcast(guesses[name], labels)}
-
-    def on_line(name: str, value: float) -> dict[str, float]:
-        line_value = message.similarity_on_line(guesses[name], labels, value, is_coarse=True)
-        return {SIMILARITY_ON_LINE: line_value}
-
-    def measure(measurement: str, compute: Callable[[], Mapping[str, float]], name: str) -> MetricValues:
-        update = message.update
-        inputs = measurement, update.round, update.client, guesses[name], labels
-        return cache.find(partial(_message_similarities, compute), *inputs)
-
-    # All at w_t.
-    values: dict[str, MetricValues] = {}
-    measured: dict[str, float] = {}
-    for name in guesses:
-        values[name] = dict(measure("similarity at w_t", partial(at_broadcast, name), name))
-        value = values[name][SIMILARITY_AT_BROADCAST]
-        if isinstance(value, Tensor):
-            measured[name] = value.item()
-    if message.update.gradient is not None:
-        return values
-    # The best ones on the line.
-    best = min(measured.values(), default=0.0)
-    for name, distance in measured.items():
-        values[name][SIMILARITY_ON_LINE] = torch.tensor([distance])
-        if distance <= best + _CLOSE:
-            values[name] |= measure("similarity on the line", partial(on_line, name, distance), name)
-    return values
 
 
 def label_accuracy(claimed: Tensor, true: Tensor) -> float:

@@ -15,7 +15,7 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor, nn
 
-from fedsim.audit.evaluation.line_search import minimise_coarsely, minimise_on_line
+from fedsim.audit.evaluation.line_search import LineFunction, LinePoint, minimise_coarsely, minimise_on_line
 from fedsim.audit.evaluation.local_optimum import match_state
 from fedsim.audit.evaluation.model_shortcuts import ModelShortcuts, find_shortcuts
 from fedsim.base.errors import DataError
@@ -114,22 +114,32 @@ class AttackedUpdate:
         with use_one_thread(), torch.enable_grad():
             return self._distance(1.0, self._to_model_units(data), labels.to(self.device))
 
-    def similarity_on_line(
-        self, data: Tensor, labels: Tensor, at_broadcast: float, *, is_coarse: bool = False
-    ) -> float:
+    def similarity_on_line(self, data: Tensor, labels: Tensor, at_broadcast: float) -> float:
         """Compute `l_sim_line`; see `similarities`.
 
         Args:
             data: `example ...` in [0, 1].
             labels: `example`, class indices or targets.
             at_broadcast: their similarity at w_t.
-            is_coarse: whether a value counts that is never below the exact one, and near it, for a
-                third of the gradients.
         """
-        search = minimise_coarsely if is_coarse else minimise_on_line
-        distance = partial(self._distance, inputs=self._to_model_units(data), labels=labels.to(self.device))
         with use_one_thread(), torch.enable_grad():
-            return search(distance, at_broadcast)
+            return minimise_on_line(self._line_function(data, labels), at_broadcast)
+
+    def search_line(self, data: Tensor, labels: Tensor, at_broadcast: float, rival: LinePoint | None) -> LinePoint:
+        """Find a point where `l_sim_line` is near its least value, by a third of the gradients or fewer.
+
+        Args:
+            data: `example ...` in [0, 1].
+            labels: `example`, class indices or targets.
+            at_broadcast: their similarity at w_t.
+            rival: such a point for other data, see `minimise_coarsely`; None for none.
+        """
+        with use_one_thread(), torch.enable_grad():
+            return minimise_coarsely(self._line_function(data, labels), at_broadcast, rival)
+
+    def _line_function(self, data: Tensor, labels: Tensor) -> LineFunction:
+        """Return the similarity as a function of alpha."""
+        return partial(self._distance, inputs=self._to_model_units(data), labels=labels.to(self.device))
 
     def _to_model_units(self, data: Tensor) -> Tensor:
         """Return values in [0, 1] in the range of the model's inputs."""
@@ -139,7 +149,7 @@ class AttackedUpdate:
 
     def _distance(self, alpha: float, inputs: Tensor, labels: Tensor) -> float:
         """Compute one minus the cosine at alpha w_t + (1 - alpha) w_T."""
-        load_state(self.model, self._surrogate(alpha))
+        self._place_model(alpha)
         shortcuts = self._prepare_model(inputs)
         with freeze_parameters(self.model, self.settings) if self.settings else nullcontext():
             trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
@@ -148,8 +158,9 @@ class AttackedUpdate:
         # In double precision, tensor by tensor, so that no copy of the whole gradient is made.
         products = []
         for name, gradient in zip(trained, gradients, strict=True):
-            values, update = _flatten(gradient).double(), self._flat_pseudo_gradient[name]
-            products.append(torch.stack([values @ update, values @ values, update @ update]))
+            values = _flatten(gradient).double()
+            update, square_of_update = self._flat_pseudo_gradient[name]
+            products.append(torch.stack([values @ update, values @ values, square_of_update]))
         product, square, square_of_update = torch.stack(products).sum(0).tolist()
         if not square_of_update:
             raise DataError("the update is zero, which nothing explains")
@@ -179,14 +190,16 @@ class AttackedUpdate:
                 return forward(self.model, shortcuts.lay_out(distinct_inputs))[numbers]
         return forward(self.model, shortcuts.lay_out(inputs))
 
-    def _surrogate(self, alpha: float) -> State:
-        """Return the surrogate model at `alpha` on the line, 1 being w_t."""
-        if self.update.gradient is not None:
-            return self._broadcast
-        surrogate: dict[str, Tensor] = {}
+    @torch.no_grad()
+    def _place_model(self, alpha: float) -> None:
+        """Set the model to the surrogate model at `alpha` on the line, 1 being w_t."""
+        if alpha == 1 or self.update.gradient is not None:
+            load_state(self.model, self._broadcast)
+            return
+        # The names were checked with the broadcast; no copy of a state is made at each point.
+        tensors = self.model.state_dict()
         for name, start in self._broadcast.items():
-            surrogate[name] = alpha * start + (1 - alpha) * self._state_after[name]
-        return surrogate
+            torch.mul(start, alpha, out=tensors[name]).add_(self._state_after[name], alpha=1 - alpha)
 
     @cached_property
     def _broadcast(self) -> State:
@@ -224,9 +237,13 @@ class AttackedUpdate:
         return {name: tensor.to(self.device, torch.float32) for name, tensor in named_state.items()}
 
     @cached_property
-    def _flat_pseudo_gradient(self) -> State:
-        """The pseudo-gradient in double precision, each tensor with one axis."""
-        return {name: _flatten(tensor).double() for name, tensor in self._pseudo_gradient.items()}
+    def _flat_pseudo_gradient(self) -> Mapping[str, tuple[Tensor, Tensor]]:
+        """The pseudo-gradient in double precision, each tensor with one axis, and its square."""
+        tensors: dict[str, tuple[Tensor, Tensor]] = {}
+        for name, tensor in self._pseudo_gradient.items():
+            values = _flatten(tensor).double()
+            tensors[name] = values, values @ values
+        return tensors
 
     def _require_fit(self, state: State | None) -> State:
         if state is None:

@@ -48,6 +48,19 @@ class Centres(nn.Module):
         return inputs - inputs.mean(0)
 
 
+class Residual(nn.Module):
+    """Reads the input of a ReLU once more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.relu = nn.Parameter(torch.ones(1)), nn.ReLU()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        scaled = self.scale * inputs
+        outputs: Tensor = self.relu(scaled) + scaled.square()
+        return outputs
+
+
 def convolutions(*layers: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 3), *layers, nn.ReLU(), nn.Flatten(), nn.Linear(64, 5))
 
@@ -60,13 +73,14 @@ def _seed() -> None:
 @pytest.mark.parametrize(
     ("build", "shortcuts"),
     [
-        (convolutions, ModelShortcuts(True, True)),
+        (convolutions, ModelShortcuts(True, True, True)),
         (Views, ModelShortcuts(True, False)),
         (Shuffles, ModelShortcuts(True, False)),
-        (lambda: convolutions(Centres()), ModelShortcuts(False, True)),
-        (lambda: convolutions(nn.BatchNorm2d(4)), ModelShortcuts(False, True)),
+        (lambda: convolutions(Residual()), ModelShortcuts(True, True, False)),
+        (lambda: convolutions(Centres()), ModelShortcuts(False, True, True)),
+        (lambda: convolutions(nn.BatchNorm2d(4)), ModelShortcuts(False, True, True)),
     ],
-    ids=["plain", "view", "memory order", "batch mean", "batch norm"],
+    ids=["plain", "view", "memory order", "input of a ReLU", "batch mean", "batch norm"],
 )
 def test_a_shortcut_is_taken_where_the_model_allows_it(build: type[nn.Module], shortcuts: ModelShortcuts) -> None:
     model, inputs = build(), torch.rand(4, 3, 6, 6)
@@ -74,6 +88,26 @@ def test_a_shortcut_is_taken_where_the_model_allows_it(build: type[nn.Module], s
     assert find_shortcuts(model, SETTINGS, inputs) == shortcuts
     is_last = [p.is_contiguous(memory_format=torch.channels_last) for p in model.parameters() if p.shape[-1:] == (3,)]
     assert all(is_last) == shortcuts.lays_channels_last
+    relus = [module for module in model.modules() if isinstance(module, nn.ReLU)]
+    assert all(relu.inplace == shortcuts.reuses_memory for relu in relus)
+
+
+@pytest.mark.parametrize("pool", [nn.AvgPool2d(2), nn.AvgPool2d(3), nn.AvgPool2d(2, 1), nn.AvgPool2d(2, padding=1)])
+@pytest.mark.parametrize("side", [11, 14])
+def test_pooling_gives_the_same_bits_in_less_memory(pool: nn.AvgPool2d, side: int) -> None:
+    """Windows that overlap, and images that they do not cover, too."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), pool, nn.Flatten(), nn.LazyLinear(5)).train()
+    inputs, labels = torch.rand(6, 3, side, side), torch.tensor([0, 1, 2, 3, 4, 0])
+
+    def gradients() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(cross_entropy(model(inputs), labels), list(model.parameters()))
+
+    _ = model(inputs)
+    expected = gradients()
+    assert find_shortcuts(model, SETTINGS, inputs).reuses_memory
+    assert (model[2] is not pool) == (pool.stride == pool.kernel_size and not pool.padding)
+    model.to(memory_format=torch.contiguous_format)
+    assert all(map(torch.equal, gradients(), expected))
 
 
 def test_nothing_is_tried_where_modes_are_not_known() -> None:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 
-from fedsim.audit.evaluation.line_search import minimise_coarsely
+from fedsim.audit.evaluation.guess_similarities import measure_guess_similarities
+from fedsim.audit.evaluation.line_search import LinePoint, minimise_coarsely
 from fedsim.audit.evaluation.measurement_cache import MeasurementCache
 from fedsim.audit.evaluation.score import Score
 from fedsim.audit.evaluation.scoring import score_examples
@@ -192,7 +193,7 @@ def test_a_coarse_search_is_near_the_exact_one_never_below_it_and_three_times_as
         return compute(self, alpha, inputs, labels)
 
     monkeypatch.setattr(AttackedUpdate, "_distance", count)
-    coarse = sent.similarity_on_line(data, LABELS, sent.similarity_at_broadcast(data, LABELS), is_coarse=True)
+    coarse = sent.search_line(data, LABELS, sent.similarity_at_broadcast(data, LABELS), None).value
     assert len(positions) <= 6
     exact = exact_line(sent, data)
     assert exact - 1e-6 <= coarse <= exact + 0.01
@@ -207,7 +208,9 @@ def test_a_coarse_search_finds_valleys_of_any_width_and_ends(lowest: float, bend
 
     positions: list[float] = []
     coarse, exact = minimise_coarsely(function, function(1.0)), function(min(max(lowest, 0.0), 1.0))
-    assert exact <= coarse <= exact + 0.003
+    assert exact <= coarse.value <= exact + 0.003
+    assert coarse.value == function(coarse.position)
+    positions.pop()
     assert len(positions) <= 8
     assert all(0 <= position <= 1 for position in positions)
 
@@ -231,9 +234,45 @@ def test_the_floor_on_the_line_is_that_of_the_best_guess_to_a_hundredth() -> Non
     assert score.floor <= min(exact_line(sent, guess) for guess in guesses) + 0.01
 
 
+def test_a_rival_that_is_not_beaten_where_it_is_best_ends_a_search() -> None:
+    def function(position: float) -> float:
+        positions.append(position)
+        return 1 - 0.7 * math.exp(-((position - 0.3) ** 2))
+
+    positions: list[float] = []
+    assert minimise_coarsely(function, function(1.0), LinePoint(0.2, 0.4)) == (function(0.4), 0.4)
+    assert positions == [1.0, 0.4, 0.4]
+    # One that is worse there is searched for as if there were none.
+    found = minimise_coarsely(function, function(1.0), LinePoint(0.5, 0.4))
+    assert 0.3 <= found.value <= 0.303
+
+
+def test_of_several_guesses_the_best_one_alone_is_searched_on_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = message(local_epochs=20, batch_size=2)
+    compute, positions = AttackedUpdate._distance, list[float]()
+
+    def count(self: AttackedUpdate, alpha: float, inputs: Tensor, labels: Tensor) -> float:
+        positions.append(alpha)
+        return compute(self, alpha, inputs, labels)
+
+    monkeypatch.setattr(AttackedUpdate, "_distance", count)
+    guesses = {f"{seed}": 0.5 + 0.3 * (images(4, seed=seed) - 0.5) for seed in range(3, 8)}
+    values = measure_guess_similarities(sent, guesses, LABELS, MeasurementCache())
+    line_values = [values[name]["l_sim_line"] for name in guesses]
+    floor = min(value.item() for value in line_values if isinstance(value, Tensor))
+    # Five at w_t, one search, which looks at w_T, and one gradient each of the other four.
+    assert len(positions) <= 5 + 8 + 4
+    assert positions.count(0.0) == 1
+    exact = [exact_line(sent, guess) for guess in guesses.values()]
+    assert min(exact) - 1e-6 <= floor <= min(exact) + 0.01
+    for value, least in zip(line_values, exact, strict=True):
+        assert isinstance(value, Tensor)
+        assert value.item() >= least - 1e-6
+
+
 def test_findings_about_one_victim_share_what_guesses_measure(monkeypatch: pytest.MonkeyPatch) -> None:
     computed: list[tuple[str, Tensor]] = []
-    for name in ("similarity_on_line", "similarity_at_broadcast"):
+    for name in ("similarity_on_line", "search_line", "similarity_at_broadcast"):
         compute = getattr(AttackedUpdate, name)
 
         def count(self: AttackedUpdate, data: Tensor, *given: Any, compute: Any = compute, **how: Any) -> Any:
