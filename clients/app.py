@@ -147,7 +147,7 @@ def _weights_reply(
         settings=settings,
         defenses=experiment.client_defenses(client),
         client_round=client_round,
-        loss=experiment.dataset.task.loss,
+        loss=experiment.client_loss,
         canaries=experiment.client_canaries(client),
     )
     sent, loss = run_algorithm(
@@ -172,7 +172,7 @@ def _gradient_reply(
         key=share.key,
         defenses=experiment.client_defenses(client),
         client_round=client_round,
-        loss=experiment.dataset.task.loss,
+        loss=experiment.client_loss,
     )
     payload = _cpu_payload(gradient, "gradient") | _cpu_payload(buffers)
     return _defended_reply(experiment, client, len(index), payload, loss, client_round)
@@ -214,7 +214,7 @@ def _train_cohort(message: Message, states: Mapping[int, RecordDict]) -> Mapping
             for client, share in zip(clients, shares, strict=True):
                 measure_exposure(experiment, before, number, share, settings, states[client])
             model, _ = _model_on_device(experiment)
-            updates = local_updates(model, before, shares, settings, experiment.dataset.task.loss)
+            updates = local_updates(model, before, shares, settings, experiment.client_loss)
             replies: dict[int, Mapping[str, Any]] = {}
             for client, share, update in zip(clients, shares, updates, strict=True):
                 if update is not None:

@@ -28,8 +28,6 @@ def measure_exposure(
     due_measures = [measure for measure in experiment.measures if measure.is_due(number)]
     if due_measures:
         rows = list(
-            measure_client(
-                due_measures, experiment.model_with_state(before), share, settings, experiment.dataset.task.loss
-            )
+            measure_client(due_measures, experiment.model_with_state(before), share, settings, experiment.client_loss)
         )
         state[STATE_KEY] = make_record({"rows": pack_rows(rows)})

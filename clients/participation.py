@@ -48,7 +48,7 @@ def select_examples(
         if not overrides(defense, "on_data"):
             continue
         model = experiment.model_with_state(client_round.broadcast)
-        local = LocalRound.create(model, share, settings, experiment.dataset.task.loss)
+        local = LocalRound.create(model, share, settings, experiment.client_loss)
         context = client_round.make_context("on_data", defense_key, defense.draws_in_common)
         try:
             selected = apply_on_data(defense, local, context)

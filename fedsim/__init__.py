@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fedsim.audit.evaluation.score import Score
     from fedsim.audit.evaluation.truth import write_answers, write_truth
     from fedsim.base.errors import FedsimError
+    from fedsim.base.loss_term import with_loss_term
     from fedsim.base.task import Task
     from fedsim.data import Dataset, Examples
     from fedsim.exposure.measure import Measure
@@ -128,6 +129,7 @@ _HOMES = {
     "Update": "fedsim.recording.wire_format",
     "AnswerDefense": "clients.answer_mods",
     "answer_mod": "clients.answer_mods",
+    "with_loss_term": "fedsim.base.loss_term",
     "as_mod": "clients.mods",
     "attack": "fedsim.api.in_memory",
     "compare": "fedsim.api.comparing",
@@ -157,8 +159,8 @@ __all__ = [
     "Participation", "Payload", "Poisson", "PropertyPresence", "Reconstruction", "ReportedRun",
     "Representatives", "Run", "Score", "Setting", "Sweep", "Target", "Task", "Texts",
     "Transcript", "Tuning", "Update", "answer_mod", "as_mod", "attack", "compare", "import_exchange", "lint", "open",
-    "partition_mod", "record_app", "run", "run_app", "score", "sweep", "tune", "verify_dossier", "write_answers",
-    "write_dossier", "write_truth",
+    "partition_mod", "record_app", "run", "run_app", "score", "sweep", "tune", "verify_dossier", "with_loss_term",
+    "write_answers", "write_dossier", "write_truth",
 ]  # fmt: skip
 
 

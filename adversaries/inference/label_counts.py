@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from adversaries.inference.label_distribution import infer_label_distribution
+from fedsim.base.loss_term import prediction_loss
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import ALL, Attack, Paper, Progress, RoundsNeeded, Target
 from fedsim.interfaces.findings import LabelDistribution
@@ -52,5 +53,5 @@ class LabelCounts(Attack):
             return labels.bincount(minlength=len(layer.weight))
 
         # Where the loss itself smooths labels, `count_labels` has removed the smoothing already.
-        smoothing = knowledge.label_smoothing if knowledge.loss is cross_entropy else None
+        smoothing = knowledge.label_smoothing if prediction_loss(knowledge.loss) is cross_entropy else None
         return infer_label_distribution(target, count_classes, progress, smoothing=smoothing)

@@ -17,6 +17,7 @@ from torch.func import vmap
 from adversaries.loadable_network import LoadableNetwork, match_state
 from adversaries.local_models.model_sources import compute_losses, compute_outputs, returned_weights, unpack_records
 from fedsim.base.errors import AttackError
+from fedsim.base.loss_term import add_model_term, prediction_loss
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Knowledge, Progress, Target
 from fedsim.interfaces.findings import Membership
@@ -71,7 +72,7 @@ class CandidateScorer:
 
     def negative_losses(self, updates: Sequence[Update]) -> Tensor:
         """Return minus each candidate's loss on each returned model, `client candidate`."""
-        loss = self._loss
+        loss = prediction_loss(self._loss)
         assert loss is not None
         # A loss is a mean over examples by contract, so a batch of one gives the example's loss.
         example_loss = vmap(lambda output, label: loss(output[None], label[None]))
@@ -126,7 +127,8 @@ class CandidateScorer:
             parameter.requires_grad_(name in trained and name.rpartition(".")[0] in modules)
 
         # Compute each candidate's loss and its gradient norm in each module.
-        gradients, loss = example_gradients(network, self._inputs, self._labels, self._loss)  # type: ignore[arg-type]
+        objective = add_model_term(self._loss, network)  # type: ignore[arg-type]
+        gradients, loss = example_gradients(network, self._inputs, self._labels, objective)
         columns = [loss.detach()]
         for module in modules:
             module_gradients = [
@@ -175,7 +177,8 @@ class CandidateScorer:
         label_chunks = split_evenly(self._labels, chunk_size)
         inner_products, squared_norms = [], []
         for inputs, labels in zip(input_chunks, label_chunks, strict=True):
-            gradients, _ = example_gradients(network, inputs, labels, self._loss)  # type: ignore[arg-type]
+            objective = add_model_term(self._loss, network)  # type: ignore[arg-type]
+            gradients, _ = example_gradients(network, inputs, labels, objective)
             rows = {name: flatten_examples(gradient) for name, gradient in gradients.items()}
             by_parameter = [client_updates[name] @ gradient.T for name, gradient in rows.items()]
             inner_products.append(torch.stack(by_parameter).sum(0))

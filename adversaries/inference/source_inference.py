@@ -19,6 +19,7 @@ from adversaries.local_models.model_sources import (
     unpack_records,
 )
 from fedsim.base.errors import AttackError, ConfigError
+from fedsim.base.loss_term import prediction_loss
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import (
     GLOBAL,
@@ -168,7 +169,7 @@ class _RecordLosses:
         self._are_of_one_client = are_of_one_client
         assert knowledge.records is not None
         assert knowledge.loss is not None
-        self._loss = knowledge.loss
+        self._loss = prediction_loss(knowledge.loss)
         self._inputs, self._labels = unpack_records(knowledge.records, knowledge.device)
         self._network = LoadableNetwork(knowledge)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
 from fedsim.base.errors import ConfigError
+from fedsim.base.loss_term import LossWithTerm, prediction_loss
 
 Goal = Literal["classes", "labels", "numbers", "masks"]
 """What a model predicts of an example: its class, several labels that each hold or not, one number or more, or a mask,
@@ -206,6 +207,7 @@ def goal_of(loss: object) -> Goal:
     >>> goal_of(torch.nn.BCEWithLogitsLoss()), goal_of(lambda outputs, targets: (outputs - targets).abs().mean())
     ('labels', 'numbers')
     """
+    loss = prediction_loss(loss)
     loss = loss.func if isinstance(loss, partial) else loss
     for goal, known in _KNOWN_LOSSES.items():
         if any(loss is function for function in known):
@@ -312,6 +314,8 @@ def smooth_labels(loss: Loss, smoothing: float) -> Loss:
     """
     if not smoothing:
         return loss
+    if isinstance(loss, LossWithTerm):
+        return LossWithTerm(smooth_labels(loss.of_predictions, smoothing))
     if loss is not cross_entropy:
         raise ConfigError(
             "training.label_smoothing: spreads labels over classes, and what is learned here is not classes by the "

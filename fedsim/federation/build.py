@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.base.errors import ConfigError, FedsimError, PluginError, first_line
+from fedsim.base.loss_term import add_model_term
 from fedsim.base.process_defaults import protect_defaults
 from fedsim.base.randomness import generator, numpy_generator, seed_globals
 from fedsim.base.task import Loss, smooth_labels
@@ -257,7 +258,7 @@ class Experiment:
         labels = self.dataset.train.labels[two_examples]
         training = dataclasses.replace(self.training, local_epochs=None, local_steps=1)
         share = LocalData(inputs=inputs, labels=labels, key=("check",), order=(torch.arange(len(labels)),))
-        return LocalRound.create(self.model_with_state(self.initial_state()), share, training, self.dataset.task.loss)
+        return LocalRound.create(self.model_with_state(self.initial_state()), share, training, self.client_loss)
 
     def _check_canaries(self) -> None:
         """Raise ConfigError where canaries can measure nothing, or cannot be inserted."""
@@ -537,7 +538,12 @@ class Experiment:
             ConfigError: there are no classes to spread labels over, or the settings do not go
                 together.
         """
-        return smooth_labels(self.dataset.task.loss, self.training.label_smoothing)
+        return smooth_labels(self.client_loss, self.training.label_smoothing)
+
+    @property
+    def client_loss(self) -> Loss:
+        """Return the task's loss with the term of a model that adds one, before labels are smoothed."""
+        return add_model_term(self.dataset.task.loss, self.model)
 
     @property
     def server_rate(self) -> float | None:

@@ -156,7 +156,7 @@ def measure_moments(
     experiment: Experiment, moments: Iterable[TrainingMoment], schedules: Sequence[MeasureSchedule]
 ) -> Iterator[Iterator[dict[str, Any]]]:
     """Yield the rows of each client at each moment, as they are computed."""
-    loss = experiment.dataset.task.loss
+    loss = experiment.client_loss
     for moment in moments:
         where = {"round": moment.number, "state": moment.state}
         for client in moment.clients:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 
 from fedsim.base.errors import AttackError, join_first
+from fedsim.base.loss_term import add_model_term
 from fedsim.base.task import Goal, Loss, goal_of
 from fedsim.data.checks import memory_complaint
 from fedsim.interfaces.attack import Attack, Knowledge, Records, warn
@@ -322,7 +323,7 @@ def build_problem(
         pseudo_gradient = [states.direction(name).to(device) for name in trained]
     scene = InversionProblem(
         model=model,
-        loss=knowledge.loss,  # type: ignore[arg-type]
+        loss=add_model_term(knowledge.loss, model),  # type: ignore[arg-type]
         parameter_names=tuple(trained),
         before=[before[name].to(device) for name in trained],
         after=[] if gradient is not None else [after[name].to(device) for name in trained],

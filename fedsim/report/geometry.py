@@ -38,7 +38,7 @@ def geometries_of_updates(
             "geometry: under secure aggregation sums over groups are recorded, and it looks at the path of local steps "
             "of a client; name a run without [secure_aggregation]"
         )
-    data, loss, settings = experiment.data, experiment.dataset.task.loss, experiment.training
+    data, loss, settings = experiment.data, experiment.client_loss, experiment.training
     for number in rounds:
         for client in transcript.clients(number):
             inputs, labels = data.train(client)

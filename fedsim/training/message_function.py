@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedsim.base.errors import ConfigError
+from fedsim.base.loss_term import select_examples
 from fedsim.base.randomness import seed_globals
 from fedsim.base.task import Loss, smooth_labels
 from fedsim.recording.wire_format import State
@@ -251,7 +252,7 @@ class ClientMessage:
         varying = torch.tensor(self.varying)
 
         def loss(outputs: Tensor, labels: Tensor, /, *, reduction: str = "sum") -> Tensor:
-            return self.loss(outputs[varying], labels[varying], reduction=reduction) / len(labels)
+            return self.loss(select_examples(outputs, varying), labels[varying], reduction=reduction) / len(labels)
 
         with torch.no_grad():
             gradient = self._gradient(self._weights, self.inputs, self.labels, loss, _gradient_by_autograd)

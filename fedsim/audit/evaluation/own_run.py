@@ -219,7 +219,7 @@ class OwnRun(Case):
         )
         model_facts = {"model": architecture, "defenses": tuple(experiment.defenses)}
         task_facts = {
-            "loss": task.loss,
+            "loss": experiment.client_loss,
             "input_shape": task.input_shape,
             "num_classes": task.num_classes or None,
         }

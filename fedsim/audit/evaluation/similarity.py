@@ -19,6 +19,7 @@ from fedsim.audit.evaluation.line_search import LineFunction, LinePoint, minimis
 from fedsim.audit.evaluation.local_optimum import match_state
 from fedsim.audit.evaluation.model_shortcuts import ModelShortcuts, find_shortcuts
 from fedsim.base.errors import DataError
+from fedsim.base.loss_term import select_examples
 from fedsim.base.randomness import use_one_thread
 from fedsim.interfaces.metric import Metric
 from fedsim.recording.wire_format import State, Update, match_names
@@ -187,7 +188,7 @@ class AttackedUpdate:
         if shortcuts.computes_equal_examples_once:
             distinct_inputs, numbers = torch.unique(inputs, dim=0, return_inverse=True)
             if len(distinct_inputs) < len(inputs):
-                return forward(self.model, shortcuts.lay_out(distinct_inputs))[numbers]
+                return select_examples(forward(self.model, shortcuts.lay_out(distinct_inputs)), numbers)
         return forward(self.model, shortcuts.lay_out(inputs))
 
     @torch.no_grad()

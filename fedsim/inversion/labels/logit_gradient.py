@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedsim.base.errors import KnowledgeError
+from fedsim.base.loss_term import prediction_loss
 from fedsim.inversion.labels.last_layer import apportion_counts
 
 MeanLoss = Callable[[Tensor, Tensor], Tensor]
@@ -127,6 +128,7 @@ def logit_gradient(loss: MeanLoss, classes: int, device: torch.device | str = "c
     Raises:
         KnowledgeError: it is no cross-entropy, so that no formula counts labels.
     """
+    loss = prediction_loss(loss)
     if loss is cross_entropy:
         return LogitGradient(torch.ones(classes), torch.eye(classes), torch.ones(classes))
     rng, labels = torch.Generator().manual_seed(0), torch.arange(classes)

@@ -1,0 +1,98 @@
+"""A term that a network adds to the loss of each example, as the KL divergence of a variational bottleneck."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from fedsim.base.errors import RunError
+
+if TYPE_CHECKING:
+    from fedsim.base.task import Loss
+
+_ATTRIBUTE = "loss_term"
+
+
+def with_loss_term(outputs: Tensor, term: Tensor) -> Tensor:
+    """Return the outputs of a network with a term that its training adds to the loss of each example.
+
+    A network that calls this at the end of `forward`, in training and in evaluation, says so by an attribute
+    `adds_loss_term = True`. Clients then minimise the loss of the task plus the term, and attacks that are granted the
+    loss match its gradients with the term.
+
+    Args:
+        outputs: `example ...`, of one pass.
+        term: `example`, of the same pass, already weighted, in the units of the loss.
+
+    Raises:
+        RunError: there is not one number for each example.
+
+    >>> import torch
+    >>> loss = add_model_term(torch.nn.functional.mse_loss, torch.nn.Identity())  # adds none
+    >>> loss is torch.nn.functional.mse_loss
+    True
+    """
+    if not isinstance(term, Tensor) or term.shape != outputs.shape[:1]:
+        got = tuple(term.shape) if isinstance(term, Tensor) else type(term).__name__
+        raise RunError(
+            f"with_loss_term: expected a number for each of {len(outputs)} examples, got {got}; add up "
+            "what an example has"
+        )
+    setattr(outputs, _ATTRIBUTE, term)
+    return outputs
+
+
+@dataclass(frozen=True)
+class LossWithTerm:
+    """Loss of the task plus the term that comes with the outputs.
+
+    Attributes:
+        of_predictions: the loss without the term.
+    """
+
+    of_predictions: Any
+
+    def __call__(self, outputs: Tensor, targets: Tensor, /, *, reduction: str = "mean") -> Tensor:
+        """Return the `mean` or `sum` of the examples' losses, or with `none` each of them.
+
+        Raises:
+            RunError: the outputs do not come from the network as it gave them, so that the term is lost.
+        """
+        term = getattr(outputs, _ATTRIBUTE, None)
+        if term is None:
+            raise RunError(
+                "the loss has a term of the network, which came without it; call fedsim.with_loss_term in evaluation, "
+                "too, and choose no attack, measure or defense that changes or makes up outputs"
+            )
+        if reduction != "none":
+            term = term.sum() if reduction == "sum" else term.mean()
+        loss: Tensor = self.of_predictions(outputs, targets, reduction=reduction) + term
+        return loss
+
+
+def select_examples(outputs: Tensor, index: Tensor) -> Tensor:
+    """Return the outputs of some examples, with their terms where they carry any."""
+    selected, term = outputs[index], getattr(outputs, _ATTRIBUTE, None)
+    return selected if term is None else with_loss_term(selected, term[index])
+
+
+def prediction_loss(loss: Any) -> Any:
+    """Return the loss without the term of a network, for what judges or counts outputs that it made up."""
+    return loss.of_predictions if isinstance(loss, LossWithTerm) else loss
+
+
+def adds_loss_term(network: nn.Module) -> bool:
+    """Tell whether a network says that it adds a term to the loss."""
+    return bool(getattr(network, "adds_loss_term", False))
+
+
+def has_loss_term(outputs: Any) -> bool:
+    """Tell whether outputs carry a term."""
+    return isinstance(outputs, Tensor) and hasattr(outputs, _ATTRIBUTE)
+
+
+def add_model_term(loss: Loss, network: nn.Module) -> Loss:
+    """Return the loss that clients minimise, with the term of a network that adds one."""
+    return LossWithTerm(loss) if adds_loss_term(network) and not isinstance(loss, LossWithTerm) else loss
