@@ -76,14 +76,23 @@ def reorder_claims(claimed: Tensor, true: Tensor, assignment: Tensor) -> Tensor:
 
 def assign_examples(claimed: Tensor, true: Tensor, misfits: Misfits = image_misfits) -> Tensor:
     """Return `true`, the index of the claimed example that `pair_examples` assigns; -1 for none."""
+    return assign_by_costs(misfits(claimed, true), lambda: misfits(torch.full_like(true[:1], 0.5), true))
+
+
+def assign_by_costs(cost: Tensor, cost_of_grey: Callable[[], Tensor]) -> Tensor:
+    """Return `true`, the index of the claim that each true example is assigned; -1 for none.
+
+    Args:
+        cost: `true claimed`, what each pair costs, on the CPU.
+        cost_of_grey: gives `true 1`, what mid-grey costs, which stands where there is no claim.
+    """
     from scipy.optimize import linear_sum_assignment
 
-    cost = misfits(claimed, true)
-    if len(claimed) < len(true):
+    if cost.shape[1] < len(cost):
         # Some true examples stay mid-grey, so a claim is worth its gain over mid-grey.
-        cost = cost - misfits(torch.full_like(true[:1], 0.5), true)
+        cost = cost - cost_of_grey()
     rows, columns = (torch.from_numpy(index) for index in linear_sum_assignment(cost.numpy()))
-    return torch.full((len(true),), -1).index_put((rows,), columns)
+    return torch.full((len(cost),), -1).index_put((rows,), columns)
 
 
 def correlations(claimed: Tensor, examples: Tensor) -> Tensor:

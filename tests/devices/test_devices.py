@@ -18,7 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from clients.defenses.dp_sgd import DpSgd
+from fedsim.audit.evaluation.perceptual_networks import PerceptualNetwork
+from fedsim.audit.evaluation.scoring import score_examples
 from fedsim.audit.evaluation.similarity import AttackedUpdate
+from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.errors import AttackError, ConfigError
 from fedsim.base.randomness import generator, seed_globals, use_one_thread
 from fedsim.base.task import Task
@@ -26,8 +29,9 @@ from fedsim.contract.recordings import OTHER, VICTIM, TinyRecording, recordings_
 from fedsim.exposure.measure import Measure
 from fedsim.interfaces.attack import Attack, Target, VictimTask
 from fedsim.interfaces.defense import Defense, Participation
-from fedsim.interfaces.findings import Finding
+from fedsim.interfaces.findings import Finding, Reconstruction
 from fedsim.interfaces.local_context import ClientRound
+from fedsim.interfaces.modality import PublicExamples
 from fedsim.plugins import registry
 from fedsim.training.cohort import LocalData, local_updates
 from fedsim.training.hooks import TrainingHooks
@@ -303,6 +307,24 @@ def test_similarities_are_computed_on_the_device_of_the_attack(accelerator: Any)
     check_reads(accelerator, "similarities")
 
 
+def test_claims_and_guesses_are_measured_on_the_device_of_the_attack(accelerator: Any, tmp_path: Path) -> None:
+    lpips_network = PerceptualNetwork("squeeze")
+    torch.save(lpips_network.state_dict(), tmp_path / "squeezenet1_1-random.pth")
+    images, labels = data(Task((3, 32, 32), 7))
+    truth = Truth(data=images, labels=labels)
+    public = PublicExamples(data=images.flip(2, 3).repeat(4, 1, 1, 1), labels=labels.repeat(4))
+    finding = Reconstruction(data=(0.9 * images + 0.05).flip(0), labels=labels)
+
+    def scores(device: torch.device) -> dict[str, Tensor]:
+        rng = generator("devices", "guesses")
+        found = score_examples(finding, truth, public=public, rng=rng, weights=tmp_path, device=device)
+        assert not [score.missing for score in found if score.missing]
+        return {score.metric: torch.tensor([score.value, score.floor, score.nearest_public]) for score in found}
+
+    compare(scores, accelerator)
+    check_reads(accelerator, "scores")
+
+
 def test_the_accelerator_refuses_what_cuda_refuses(accelerator: Any) -> None:
     with accelerator:
         there, here = torch.ones(3, device=accelerator.device), torch.ones(3)
@@ -325,7 +347,7 @@ def test_the_accelerator_refuses_what_cuda_refuses(accelerator: Any) -> None:
 
 def test_what_is_listed_is_seen_in_a_test() -> None:
     tested = {f"{group[:-1]} {name}" for group in ("attacks", "models", "defenses", "measures") for name in ours(group)}
-    assert set(READS.values()) <= tested | {f"victims {name}" for name in AT_ONCE} | {"similarities"}
+    assert set(READS.values()) <= tested | {f"victims {name}" for name in AT_ONCE} | {"similarities", "scores"}
     assert LISTED["on_the_cpu"].keys() <= set(ours("attacks"))
 
 

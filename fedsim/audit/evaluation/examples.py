@@ -106,6 +106,7 @@ def judge_examples(
         message=message,
         goal=goal,
         cache=shared_measurements(context),
+        device=context.knowledge.device,
     )
     return Judgement(scores=scores, examples=len(truth.labels))
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedsim.audit.evaluation.matches import CHANCE, Pool
+from fedsim.audit.evaluation.measurements import CPU, is_own
 from fedsim.audit.evaluation.score import Score
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.errors import PluginError
@@ -43,24 +44,27 @@ class IdentifiedShare(Metric):
     )
 
 
-def score_identification(claimed: Tensor, truth: Truth, pool: Pool | None) -> Score:
+def score_identification(claimed: Tensor, truth: Truth, pool: Pool | None, device: torch.device = CPU) -> Score:
     """Score `identified`.
 
     Args:
         claimed: `claim ...`.
         truth: of the victim.
         pool: its examples among others; None where no others are known.
+        device: on which a modality of fedsim compares.
     """
     if pool is None:
         return Score.from_reason(IDENTIFIED, _NO_OTHERS)
-    likeness = find_modality(truth.modality).likeness(claimed, pool.data)
+    modality = find_modality(truth.modality)
+    place = device if is_own(type(modality)) else CPU
+    likeness = modality.likeness(claimed.to(place), pool.data.to(place))
     if likeness.shape != (len(claimed), len(pool.data)):
         raise PluginError(
             f"modalities: '{truth.modality}' gives a likeness of shape {tuple(likeness.shape)}, expected "
             f"{(len(claimed), len(pool.data))}, claims by examples; mend its likeness"
         )
     is_matched = torch.zeros(len(pool.data), dtype=torch.bool)
-    is_matched[likeness.argmax(1)] = True
+    is_matched[likeness.argmax(1).cpu()] = True
     identified = is_matched[pool.of_victim].double()
     return Score.against_guesses(
         IDENTIFIED,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from torch import Tensor
@@ -30,12 +30,28 @@ class MeasurementCache:
             compute: gives the measurement; nobody may change what it returns.
             inputs: all that it depends on, and that differs from finding to finding; a name of the measurement first.
         """
-        key = tuple(_hash_content(part) if isinstance(part, Tensor) else part for part in inputs)
-        if key not in self._values:
-            self._values[key] = compute()
-            if len(self._values) > _MAX_ENTRIES:
+        return self.find_several(lambda missing: [compute()], [inputs])[0]
+
+    def find_several(
+        self,
+        compute: Callable[[list[int]], Sequence[ValueT]],
+        inputs: Sequence[Sequence[Tensor | str | float | None]],
+    ) -> list[ValueT]:
+        """Return several measurements, of which those that are not known are computed together.
+
+        Args:
+            compute: gives the measurements of the inputs at these positions.
+            inputs: see `find`, of each measurement.
+        """
+        keys = [tuple(_hash_content(part) if isinstance(part, Tensor) else part for part in one) for one in inputs]
+        missing = [position for position, key in enumerate(keys) if key not in self._values]
+        values = {key: self._values[key] for key in keys if key in self._values}
+        if missing:
+            for position, value in zip(missing, compute(missing), strict=True):
+                values[keys[position]] = self._values[keys[position]] = value
+            while len(self._values) > _MAX_ENTRIES:
                 self._values.popitem(last=False)
-        return self._values[key]  # type: ignore[return-value]  # a name of a measurement has one type of value
+        return [values[key] for key in keys]  # type: ignore[misc]  # a name of a measurement has one type of value
 
 
 def _hash_content(tensor: Tensor) -> tuple[object, ...]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from fedsim.audit.evaluation.matches import Pool
 from fedsim.audit.evaluation.truth import Truth
-from fedsim.base import text_metrics
+from fedsim.base import metrics, text_metrics
 from fedsim.base.errors import FedsimError, PluginError, error_reason, one_line
 from fedsim.interfaces.metric import ExampleContext, ExampleMetric, find_example_metrics
 from fedsim.interfaces.modality import PublicExamples
@@ -20,6 +21,9 @@ from fedsim.plugins.code_hashes import hash_plugin_code, locate_error
 
 MetricValues = dict[str, Tensor | str]
 """By metric, the value of each true example, NaN where it has none; or why there are no values."""
+CPU = torch.device("cpu")
+BATCH_BYTES = 2**26
+"""Claims that are measured at once, at most, unless a single set has more."""
 _ROUNDING = 1e-5
 """Values this far beyond the ends of a metric's range are rounding errors."""
 
@@ -34,34 +38,46 @@ def measure_claims(claimed: Tensor, truth: Truth, weights: Path | None) -> Metri
         truth: of the victim.
         weights: folder with weights of networks.
     """
-    if not truth.has_tokens:
-        return measure_pairs(_pair_claims(claimed, truth), truth, weights)
-    values = measure_pairs(text_metrics.pair_texts(claimed, truth.data, truth.padding), truth, weights)
-    return values | {"words_found": _word_recall(claimed, truth)}
+    return measure_sets([claimed], truth, weights, CPU)[0]
 
 
-def measure_pairs(paired: Tensor, truth: Truth, weights: Path | None) -> MetricValues:
-    """Compute the metrics of claims that stand in the order of the true examples."""
-    is_scored = _scored_examples(truth)
-    if not is_scored.any():
-        return dict.fromkeys(_metrics_of(truth), _NO_TOKEN)
-    context = _context_of(truth, weights)
-    values: MetricValues = {}
-    for name, metric in _metrics_of(truth).items():
-        measured = measure_safely(metric, paired[is_scored], truth.data[is_scored], context)
-        values[name] = measured if isinstance(measured, str) else _fill(measured, is_scored)
+def measure_sets(
+    claimed_sets: Sequence[Tensor], truth: Truth, weights: Path | None, device: torch.device
+) -> list[MetricValues]:
+    """Measure several sets of claims about one victim, each as `measure_claims` does.
+
+    Metrics and modalities of fedsim get as many sets at once as a batch has room for, on `device`.
+    Those of other packages get one after the other, on the CPU: they may look at a set as a whole.
+
+    Args:
+        claimed_sets: `claim ...` each.
+        truth: of the victim.
+        weights: folder with weights of networks.
+        device: on which is computed; the values are on the CPU.
+    """
+    if truth.has_tokens:
+        return [_measure_texts(claimed, truth, weights) for claimed in claimed_sets]
+    bytes_of_set = max(truth.data.nbytes, *(claimed.nbytes for claimed in claimed_sets), 1)
+    sets_at_once = max(1, BATCH_BYTES // bytes_of_set)
+    values: list[MetricValues] = []
+    for start in range(0, len(claimed_sets), sets_at_once):
+        paired_sets = _pair_sets(claimed_sets[start : start + sets_at_once], truth, device)
+        values += _measure_paired_sets(paired_sets, truth, weights)
     return values
 
 
-def measure_nearest(truth: Truth, public: PublicExamples, weights: Path | None) -> MetricValues:
+def measure_nearest(
+    truth: Truth, public: PublicExamples, weights: Path | None, device: torch.device = CPU
+) -> MetricValues:
     """Compute the metrics of the public examples that are nearest to the true ones.
 
     Numbers are nearest by squared error. Tokens have no such distance: for each true text, and each
     metric that ranks examples, the best value of any public text counts.
     """
     if not truth.has_tokens:
-        distances = torch.cdist(truth.data.flatten(1), public.data.flatten(1))
-        return measure_pairs(public.data[distances.argmin(1)], truth, weights)
+        data = move_once(public.data, device)
+        distances = torch.cdist(truth.data.to(device).flatten(1), data.flatten(1))
+        return _measure_paired_sets([data[distances.argmin(1)]], truth, weights)[0]
     is_scored, context = _scored_examples(truth), _context_of(truth, weights)
     values: MetricValues = {}
     for name, metric in _metrics_of(truth).items():
@@ -71,8 +87,65 @@ def measure_nearest(truth: Truth, public: PublicExamples, weights: Path | None) 
     return values
 
 
+def move_once(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor on a device; one that all victims have in common, as public examples, is moved once."""
+    return tensor if tensor.device == device else _move(tensor, device)
+
+
+@lru_cache(maxsize=2)
+def _move(tensor: Tensor, device: torch.device) -> Tensor:
+    return tensor.to(device)
+
+
+def _measure_texts(claimed: Tensor, truth: Truth, weights: Path | None) -> MetricValues:
+    paired = text_metrics.pair_texts(claimed, truth.data, truth.padding)
+    is_scored, context = _scored_examples(truth), _context_of(truth, weights)
+    if not is_scored.any():
+        return dict.fromkeys([*_metrics_of(truth), "words_found"], _NO_TOKEN)
+    values: MetricValues = {}
+    for name, metric in _metrics_of(truth).items():
+        measured = measure_safely(metric, paired[is_scored], truth.data[is_scored], context)
+        values[name] = measured if isinstance(measured, str) else _fill(measured, is_scored)
+    recall = text_metrics.word_recall(claimed, truth.data, truth.padding)
+    return values | {"words_found": torch.tensor([recall])}
+
+
+def _measure_paired_sets(paired_sets: Sequence[Tensor], truth: Truth, weights: Path | None) -> list[MetricValues]:
+    """Compute the metrics of sets of claims that stand in the order of the true examples, all on one device."""
+    context, count = _context_of(truth, weights), len(paired_sets)
+    claimed = torch.cat(list(paired_sets))
+    true = truth.data.to(claimed.device)
+    values: list[MetricValues] = [{} for _ in paired_sets]
+    for name, metric in _metrics_of(truth).items():
+        measured: Sequence[Tensor | str] = ()
+        if is_own(type(metric)):
+            together = measure_safely(metric, claimed, true.repeat(count, *[1] * (true.ndim - 1)), context)
+            if isinstance(together, Tensor):
+                measured = torch.split(together, len(true))
+            elif count == 1:
+                measured = [together]
+        if not measured:  # a stranger's, or a set of ours has no value
+            move_strangers = not is_own(type(metric))
+            measured = []
+            for paired in paired_sets:
+                pair = (paired.cpu(), true.cpu()) if move_strangers else (paired, true)
+                measured.append(measure_safely(metric, *pair, context))
+        for set_values, set_measured in zip(values, measured, strict=True):
+            set_values[name] = set_measured
+    return values
+
+
+def is_own(plugin: type) -> bool:
+    """Tell whether a metric or modality is of fedsim alone."""
+    return hash_plugin_code(plugin) is None
+
+
 def measure_chance_matches(
-    claimed: Tensor, truth: Truth, others: PublicExamples | None, weights: Path | None
+    claimed: Tensor,
+    truth: Truth,
+    others: PublicExamples | None,
+    weights: Path | None,
+    device: torch.device = CPU,
 ) -> MetricValues:
     """Return, by each metric whose evidence is `matches`, the share that claims match by chance.
 
@@ -81,17 +154,24 @@ def measure_chance_matches(
         truth: of the victim.
         others: examples that it does not hold.
         weights: folder with weights of networks.
+        device: on which metrics of fedsim compare.
     """
     context, shares = _context_of(truth, weights), MetricValues()
+    pools: dict[bool, Pool | None] = {}
     for name, metric in _metrics_of(truth).items():
         if metric.evidence != "matches":
             continue
-        pool = Pool.from_truth(truth, others, by_class=metric.depends_on_class(context))
+        by_class = metric.depends_on_class(context)
+        if by_class not in pools:
+            pools[by_class] = Pool.from_truth(truth, others, by_class=by_class)
+        pool = pools[by_class]
         if pool is None:
             continue
+        place = device if is_own(type(metric)) else CPU
         try:
-            matches = metric.find_matches(claimed.clone(), pool.data.clone(), context)
-            shares[name] = torch.tensor([pool.expected_share(matches.any(0))])
+            examples = move_once(pool.data, place)
+            matches = metric.find_matches(claimed.to(place, copy=True), examples.clone(), context)
+            shares[name] = torch.tensor([pool.expected_share(matches.any(0).cpu())])
         except (Exception, SystemExit) as error:  # metrics of any package may fail
             shares[name] = f"the metric raised {one_line(error_reason(error))} ({locate_error(error, type(metric))})"
     return shares
@@ -105,6 +185,8 @@ def measure_safely(metric: ExampleMetric, claimed: Tensor, true: Tensor, context
         return str(error)
     except (Exception, SystemExit) as error:
         return f"the metric raised {one_line(error_reason(error))} ({locate_error(error, type(metric))})"
+    if isinstance(values, Tensor):
+        values = values.cpu()
     if isinstance(values, str):
         return one_line(values) if values else "the metric gave no reason"
     return explain_invalid(metric, values, len(true)) or _as_numbers(metric, values)
@@ -130,19 +212,33 @@ def _metrics_of(truth: Truth) -> Mapping[str, ExampleMetric]:
     return find_example_metrics(truth.modality, is_numeric=not truth.has_tokens)
 
 
-def _pair_claims(claimed: Tensor, truth: Truth) -> Tensor:
-    """Return the claim of each true example; modalities of any package may change what they are given.
+def _pair_sets(claimed_sets: Sequence[Tensor], truth: Truth, device: torch.device) -> list[Tensor]:
+    """Return the claims of each set that are assigned to the true examples, in their order, on `device`.
 
     Raises:
         PluginError: the pairs have another shape than the true examples, and would be broadcast.
     """
-    paired = find_modality(truth.modality).pair_claims(claimed.clone(), truth.data.clone())
-    if paired.shape != truth.data.shape:
-        raise PluginError(
-            f"modalities: '{truth.modality}' pairs claims to the shape {tuple(paired.shape)}, expected "
-            f"{tuple(truth.data.shape)} like the data; mend its pair_claims"
-        )
-    return paired
+    modality = find_modality(truth.modality)
+    if not is_own(type(modality)):  # those of any package may change what they are given
+        paired_sets = [modality.pair_claims(claimed.clone(), truth.data.clone()) for claimed in claimed_sets]
+        for paired in paired_sets:
+            if paired.shape != truth.data.shape:
+                raise PluginError(
+                    f"modalities: '{truth.modality}' pairs claims to the shape {tuple(paired.shape)}, expected "
+                    f"{tuple(truth.data.shape)} like the data; mend its pair_claims"
+                )
+        return [paired.to(device) for paired in paired_sets]
+    # The misfits of all sets, and of mid-grey, by one computation that is read once.
+    true = truth.data.to(device)
+    claimed = torch.cat([*claimed_sets, torch.full_like(truth.data[:1], 0.5)]).to(device)
+    costs = modality.misfits(claimed, true).cpu()
+    lengths = [*map(len, claimed_sets), 1]
+    *costs_of_sets, cost_of_grey = torch.split(costs, lengths, 1)
+    paired_sets = []
+    for cost, examples in zip(costs_of_sets, torch.split(claimed, lengths), strict=False):
+        assignment = metrics.assign_by_costs(cost, lambda: cost_of_grey)
+        paired_sets.append(metrics.reorder_claims(examples, true, assignment))
+    return paired_sets
 
 
 def _context_of(truth: Truth, weights: Path | None) -> ExampleContext:
@@ -154,12 +250,6 @@ def _scored_examples(truth: Truth) -> Tensor:
     if truth.has_tokens:
         return ~text_metrics.are_empty(truth.data, truth.padding)
     return torch.ones(len(truth.data), dtype=torch.bool)
-
-
-def _word_recall(claimed: Tensor, truth: Truth) -> Tensor | str:
-    if not _scored_examples(truth).any():
-        return _NO_TOKEN
-    return torch.tensor([text_metrics.word_recall(claimed, truth.data, truth.padding)])
 
 
 def _fill(values: Tensor, is_scored: Tensor) -> Tensor:

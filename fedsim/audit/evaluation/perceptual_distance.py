@@ -20,7 +20,7 @@ from fedsim.base.randomness import use_one_thread
 from fedsim.federation.build import WEIGHTS_FOLDER
 
 IMAGES_AT_ONCE = 256
-"""Images whose features are in memory together."""
+"""Pairs of images whose features are in memory together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ def lpips_distances(claimed: Tensor, true: Tensor, weights: Path | None) -> Tens
         return f"images of {true.shape[-2]} x {true.shape[-1]} are too small for its network"
     if found is None:
         return f"no network weights at {(weights or WEIGHTS_FOLDER) / BACKBONES[-1].files}"
-    network = _load_network(*found)
+    network = _load_network(*found, claimed.device)
     distances = []
     # Threads that wait for one another on busy cores take a hundred times as long for small images, and on one thread
     # the number of cores changes no score.
@@ -89,8 +89,10 @@ def lpips_distances(claimed: Tensor, true: Tensor, weights: Path | None) -> Tens
         for claimed_part, true_part in zip(
             torch.split(claimed, IMAGES_AT_ONCE), torch.split(true, IMAGES_AT_ONCE), strict=True
         ):
-            pair = [images.expand(-1, 3, -1, -1) * 2 - 1 for images in (claimed_part, true_part)]
-            distances.append(network(*pair).reshape(-1))
+            # Guesses have many equal images, and the true ones stand beside each guess.
+            distinct, numbers = torch.unique(torch.cat([claimed_part, true_part]), dim=0, return_inverse=True)
+            images = distinct.expand(-1, 3, -1, -1) * 2 - 1
+            distances.append(network(images, *numbers.split(len(true_part))).reshape(-1))
     return torch.cat(distances)
 
 
@@ -109,17 +111,17 @@ def check_backbone(weights: Path | None, shape: Sequence[int] | None = None) -> 
         return
     is_too_small = shape is not None and (len(shape) != 3 or min(shape[1:]) < found[0].smallest)
     if not is_too_small:
-        _load_network(*found)
+        _load_network(*found, torch.device("cpu"))
 
 
-@lru_cache(maxsize=1)
-def _load_network(backbone: Backbone, path: Path) -> nn.Module:
+@lru_cache(maxsize=2)
+def _load_network(backbone: Backbone, path: Path, device: torch.device) -> nn.Module:
     network, trained = PerceptualNetwork(backbone.name), _read_weights(path)
     try:
         network.load_state_dict({name: trained[name] for name in network.state_dict()})
     except (KeyError, RuntimeError) as error:
         raise _unreadable(path, f"it holds another network than {backbone.name}") from error
-    return network.eval()
+    return network.eval().to(device)
 
 
 def _read_weights(path: Path) -> Mapping[str, Tensor]:

@@ -39,16 +39,23 @@ class PerceptualNetwork(nn.Module):
         super().__init__()
         self.features = _LAYERS[name]()
         self._last_layers = LAST_LAYERS[name]
-        self._heads = [head.requires_grad_(False) for head in _read_heads(name)]
+        for number, head in enumerate(_read_heads(name)):
+            self.register_buffer(f"head_{number}", head, persistent=False)
         self.requires_grad_(False)
 
-    def forward(self, first: Tensor, second: Tensor) -> Tensor:
-        """Return the distance of each pair."""
-        total = first.new_zeros(())
-        outputs = zip(self._compute_outputs(first), self._compute_outputs(second), self._heads, strict=True)
-        for first_output, second_output, head in outputs:
-            squares = (_normalise(first_output) - _normalise(second_output)) ** 2
-            total = total + nn.functional.conv2d(squares, head).mean([2, 3], keepdim=True)
+    def forward(self, images: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        """Return the distance of each pair of images.
+
+        Args:
+            images: `image channel height width`, each of which is seen once.
+            first: `pair`, the number of the one image of each pair.
+            second: `pair`, that of the other.
+        """
+        total = images.new_zeros(())
+        for number, output in enumerate(self._compute_outputs(images)):
+            features = _normalise(output)
+            squares = (features[first] - features[second]) ** 2
+            total = total + nn.functional.conv2d(squares, self.get_buffer(f"head_{number}")).mean([2, 3], keepdim=True)
         return total
 
     def _compute_outputs(self, images: Tensor) -> list[Tensor]:

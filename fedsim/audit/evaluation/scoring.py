@@ -21,11 +21,12 @@ from fedsim.audit.evaluation.mask_scores import PaintedMasks, score_masks
 from fedsim.audit.evaluation.matches import CHANCE, Pool
 from fedsim.audit.evaluation.measurement_cache import MeasurementCache
 from fedsim.audit.evaluation.measurements import (
+    CPU,
     MetricValues,
     find_instruments,
     measure_chance_matches,
-    measure_claims,
     measure_nearest,
+    measure_sets,
 )
 from fedsim.audit.evaluation.score import Score
 from fedsim.audit.evaluation.similarity import AttackedUpdate
@@ -93,6 +94,7 @@ def score_examples(
     message: AttackedUpdate | None = None,
     goal: Goal = "classes",
     cache: MeasurementCache | None = None,
+    device: torch.device = CPU,
 ) -> list[Score]:
     """Score a finding against the truth, with what guesses get as floors.
 
@@ -117,6 +119,7 @@ def score_examples(
         goal: what the model predicts; it only tells labels from numbers, where there are several an example.
         cache: measurements of guesses that findings about the same victim share; `public`, `weights`
             and the recording have to be the same for all of them.
+        device: on which claims, guesses and public examples are compared with the true ones.
 
     Raises:
         DataError: the finding and the truth differ in kind or in shape.
@@ -133,11 +136,11 @@ def score_examples(
     guesses = guess_examples(finding, truth, public, rng)
     if goal == "masks":  # each is another one, so that all examples count as of one class
         finding, truth, public, others = _leave_out_labels(finding, truth, public, others)
-    values = measure_claims(data, truth, weights)
-    guess_values = {name: _measure_guess(guess, truth, weights, cache) for name, guess in guesses.items()}
+    values, guess_values = _measure_all(data, guesses, truth, weights, cache, device)
     nearest: MetricValues = {}
     if public is not None:
-        nearest = cache.find(partial(measure_nearest, truth, public, weights), "nearest", truth.data, truth.labels)
+        measure = partial(measure_nearest, truth, public, weights, device)
+        nearest = cache.find(measure, "nearest", truth.data, truth.labels)
     if isinstance(finding, Reconstruction):
         if message is not None:
             explaining_guesses = {name: guess[: len(data)] for name, guess in guesses.items()}
@@ -156,8 +159,8 @@ def score_examples(
     scored_truth, others = truth.without_empty_texts(), others or public
     if not len(scored_truth.labels):
         others = None
-    further_scores.append(score_identification(data, scored_truth, Pool.from_truth(scored_truth, others)))
-    chance_matches = measure_chance_matches(data, scored_truth, others, weights)
+    further_scores.append(score_identification(data, scored_truth, Pool.from_truth(scored_truth, others), device))
+    chance_matches = measure_chance_matches(data, scored_truth, others, weights, device)
     # Make a score of each metric, and of the labels.
     scores, instruments = [], find_instruments(truth, weights)
     for metric, value in values.items():
@@ -243,10 +246,24 @@ def _certificate_scores(finding: Reconstruction, truth: Truth) -> list[Score]:
     ]
 
 
-def _measure_guess(guess: Tensor, truth: Truth, weights: Path | None, cache: MeasurementCache) -> MetricValues:
-    """Return the metrics of a guess, as a copy to add to."""
-    measure = partial(measure_claims, guess, truth, weights)
-    return dict(cache.find(measure, "guess", guess, truth.data, truth.labels, truth.modality, truth.padding))
+def _measure_all(
+    data: Tensor,
+    guesses: Mapping[str, Tensor],
+    truth: Truth,
+    weights: Path | None,
+    cache: MeasurementCache,
+    device: torch.device,
+) -> tuple[MetricValues, dict[str, MetricValues]]:
+    """Return the metrics of claims and of each guess, as copies to add to; all that are not known yet at once."""
+    claimed_sets = [data, *guesses.values()]
+
+    def measure(missing: list[int]) -> list[MetricValues]:
+        return measure_sets([claimed_sets[position] for position in missing], truth, weights, device)
+
+    common = truth.data, truth.labels, truth.modality, truth.padding
+    measured = cache.find_several(measure, [("claims", claimed, *common) for claimed in claimed_sets])
+    values, *guess_values = [dict(set_values) for set_values in measured]
+    return values, dict(zip(guesses, guess_values, strict=True))
 
 
 def label_accuracy(claimed: Tensor, true: Tensor) -> float:

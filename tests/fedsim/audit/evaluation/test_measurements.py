@@ -19,6 +19,7 @@ from fedsim.audit.evaluation.measurements import (
     measure_claims,
     measure_nearest,
     measure_safely,
+    measure_sets,
 )
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.errors import DataError, PluginError
@@ -124,6 +125,36 @@ def test_a_metric_that_changes_its_arguments_changes_no_other_value(monkeypatch:
     install(monkeypatch, changing=Returns(make=lambda claimed: claimed.zero_()[:, 0, 0, 0]), sound=Distance())
     values = measure_claims(IMAGES.data, IMAGES, None)
     assert torch.equal(torch.as_tensor(values["sound"]), torch.zeros(3))
+
+
+@pytest.mark.parametrize("sets_at_once", [1, 2, 100])
+def test_sets_that_are_measured_at_once_have_the_values_that_they_have_alone(
+    sets_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fewer claims than examples, as many, and more, and equal ones."""
+    truth = Truth(data=draw_uniform(4, 3, 16, 16), labels=torch.arange(4), modality="image")
+    noisy = (truth.data + 0.05 * draw_uniform(4, 3, 16, 16, seed=1)).clamp(0, 1)
+    claimed_sets = [noisy.flip(0), noisy[:2], torch.cat([noisy, truth.data]), torch.full_like(noisy, 0.5)]
+    monkeypatch.setattr(measurements, "BATCH_BYTES", sets_at_once * claimed_sets[2].nbytes)
+    together = measure_sets(claimed_sets, truth, None, torch.device("cpu"))
+    for claimed, values in zip(claimed_sets, together, strict=True):
+        alone = measure_claims(claimed, truth, None)
+        assert list(values) == list(alone)
+        for name, value in alone.items():
+            if isinstance(value, Tensor):
+                torch.testing.assert_close(values[name], value, rtol=1e-5, atol=1e-6)
+            else:
+                assert values[name] == value
+
+
+def test_a_metric_of_another_package_gets_each_set_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may look at all claims of a set together."""
+    install(monkeypatch, mean=Returns(make=lambda claimed: claimed.mean().expand(len(claimed))))
+    monkeypatch.setattr(measurements, "is_own", lambda plugin: plugin is not Returns)
+    claimed_sets = [IMAGES.data, torch.zeros_like(IMAGES.data)]
+    first, second = measure_sets(claimed_sets, IMAGES, None, torch.device("cpu"))
+    assert torch.equal(torch.as_tensor(second["mean"]), torch.zeros(3))
+    assert torch.allclose(torch.as_tensor(first["mean"]), IMAGES.data.mean())
 
 
 def test_claims_are_measured_in_the_order_of_the_true_examples(monkeypatch: pytest.MonkeyPatch) -> None:

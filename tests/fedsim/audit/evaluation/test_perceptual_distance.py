@@ -96,7 +96,8 @@ def test_each_network_has_the_bits_of_the_authors_package(name: str) -> None:
     images, others = (2 * draw_uniform(2, 3, 40, 33, seed=seed) - 1 for seed in (0, 1))
     expected = authors(images, others)
     assert expected.min() > 0
-    assert torch.equal(network(images, others), expected)
+    first, second = torch.arange(4).split(2)
+    assert torch.equal(network(torch.cat([images, others]), first, second), expected)
 
 
 @needs_weights
