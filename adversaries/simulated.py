@@ -16,7 +16,7 @@ from fedsim.base.task import Loss
 from fedsim.interfaces.attack import Knowledge
 from fedsim.interfaces.defense import Defense, Participation, overrides, pair_with_keys
 from fedsim.interfaces.defense_calls import apply_on_update
-from fedsim.interfaces.local_context import LocalContext
+from fedsim.interfaces.local_context import ClientRound, LocalContext
 from fedsim.inversion.batch_norm import used_batch_statistics
 from fedsim.inversion.named_states import named_states
 from fedsim.recording.payloads import Payload
@@ -65,7 +65,7 @@ class SimulatedClients:
         self._knowledge, self._network = knowledge, LoadableNetwork(knowledge)
         self._num_classes = knowledge.num_classes or 0
         self._value_range = _value_range_as_tuples(knowledge)
-        self._defenses_by_count: dict[int, list[Defense]] = {}
+        self._defenses_by_moment: dict[tuple[int, int], list[Defense]] = {}
 
     def flatten_update(self, update: Update) -> Tensor:
         """Return `parameter`, w_t - w_k, or the gradient that was sent."""
@@ -93,7 +93,7 @@ class SimulatedClients:
         sends_gradient = template.gradient is not None
         plan = training_plan(knowledge, len(inputs))
         plan = replace(plan, batch_norm="train" if used_batch_statistics(template, model) else "eval")
-        defenses = self._configured_defenses(len(inputs), plan, where)
+        defenses = self._configured_defenses(len(inputs), plan, template.round, where)
         before = copy_state(model)
         train = local_gradient if sends_gradient else local_update
         try:
@@ -106,6 +106,7 @@ class SimulatedClients:
                 plan,
                 key=key,
                 defenses=defenses,
+                client_round=ClientRound(key=key, number=template.round, broadcast=before),
                 loss=cast("Loss", knowledge.loss),
             )
             update: State = trained
@@ -114,7 +115,7 @@ class SimulatedClients:
             # Apply the defenses of the update.
             for defense, defense_key in pair_with_keys(defenses):
                 random_key = (*key, "defense", "on_update", *defense_key)
-                update = _defend_update(defense, update, random_key)
+                update = _defend_update(defense, update, random_key, template.round)
         except RunError as error:
             raise AttackError(
                 f"{where}: a client that is simulated on auxiliary records failed ({error}); attack another round"
@@ -123,11 +124,12 @@ class SimulatedClients:
         names = _trained_names(model)
         return torch.cat([sign * update[name].float().flatten() for name in names])
 
-    def _configured_defenses(self, num_examples: int, plan: LocalTraining, where: str) -> list[Defense]:
-        """Return the known defenses as a client with `num_examples` examples configures them."""
-        if num_examples not in self._defenses_by_count:
+    def _configured_defenses(self, num_examples: int, plan: LocalTraining, number: int, where: str) -> list[Defense]:
+        """Return the known defenses of a round as a client with `num_examples` examples configures them."""
+        moment = num_examples, number
+        if moment not in self._defenses_by_moment:
             configured = []
-            for defense in self._knowledge.defenses or ():
+            for defense in self._knowledge.defenses_in(number):
                 if overrides(defense, "on_data"):
                     raise AttackError(
                         f"{where}: {type(defense).__name__} chooses the data that take part, which "
@@ -142,8 +144,8 @@ class SimulatedClients:
                         "does not know the defenses"
                     )
                 configured.append(few)
-            self._defenses_by_count[num_examples] = configured
-        return self._defenses_by_count[num_examples]
+            self._defenses_by_moment[moment] = configured
+        return self._defenses_by_moment[moment]
 
     def _participation(self, num_examples: int, plan: LocalTraining, rounds: int) -> Participation:
         return Participation(
@@ -169,9 +171,9 @@ def _trained_names(model: nn.Module) -> list[str]:
     return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
-def _defend_update(defense: Defense, update: State, key: tuple[int | str, ...]) -> Mapping[str, Tensor]:
+def _defend_update(defense: Defense, update: State, key: tuple[int | str, ...], number: int) -> Mapping[str, Tensor]:
     """Return what `on_update` makes of an update, dense."""
     common_key = (*key, "common") if defense.draws_in_common else None
-    context = LocalContext(rng=generator(*key), common_key=common_key)
+    context = LocalContext(rng=generator(*key), round=number, common_key=common_key)
     defended = apply_on_update(defense, update, context)
     return defended.values("delta", update) if isinstance(defended, Payload) else defended

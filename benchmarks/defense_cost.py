@@ -57,6 +57,7 @@ DEFENSES: dict[str, dict[str, Any]] = {
     "dp-sgd, per layer": {"name": "dp-sgd", "noise_multiplier": 1.0, "clipping": "per-layer"},
     "gradient-prune": {"name": "gradient-prune"},
     "outpost": {"name": "outpost"},
+    "censor": {"name": "censor"},
     "soteria": {"name": "soteria"},
     "mixup": {"name": "mixup"},
     "instahide": {"name": "instahide"},

@@ -94,7 +94,7 @@ class LabelsFromUpdates(Attack):
             # Read the change of the last layer's bias.
             name = confidences.bias_name(update.before, where)
             states = named_states(update, confidences.network.load(update.before, where), where)
-            bias_change = layer_directions(name, states, knowledge.defenses or ())[name]
+            bias_change = layer_directions(name, states, knowledge.defenses_in(update.round))[name]
             if not bias_change.any():
                 raise untrained_layer_error(name)
             form = logit_gradient(knowledge.loss or cross_entropy, len(bias_change), knowledge.device)

@@ -168,7 +168,7 @@ def train_inverter(
     projection = MessageProjection.fit(kept, clean, settings.features)
     # Simulate the clients to learn from; without defenses the first are some of them.
     described = []
-    if not knowledge.defenses:
+    if not knowledge.defenses_in(update.round):
         described = [clients.describe(rows, projection.project(messages)) for rows, messages in drawn]
     missing = settings.simulated - sum(len(part.labels) for part in described)
     described += clients.describe_all("defended", missing, projection)

@@ -407,6 +407,9 @@ class _TrialStep:
     def gradient_at(self, weights: State) -> State:
         return {name: tensor.clone() for name, tensor in (_random_state() | dict(weights)).items()}
 
+    def loss_at(self, weights: State) -> float:
+        return sum(tensor.square().sum().item() for tensor in (_random_state() | dict(weights)).values()) / 2
+
     def input_gradient(self, inputs: Tensor, labels: Tensor) -> Tensor:
         del labels
         return inputs.clone()

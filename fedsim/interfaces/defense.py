@@ -173,6 +173,14 @@ class Defense(CheckedSettings, ABC):
         """Return whether hooks use `context.common_rng`, which is the same for all clients."""
         return False
 
+    def acts_in(self, number: int) -> bool:
+        """Tell whether a hook may change anything in a round, counted from 1; by default in each.
+
+        An adversary who knows the defense takes messages of other rounds for undefended ones.
+        """
+        del number
+        return True
+
     @property
     def summable(self) -> bool:
         """Return whether updates can be summed number by number, as secure aggregation does.

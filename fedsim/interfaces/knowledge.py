@@ -369,6 +369,10 @@ class Knowledge:
         """Return the names of the facts that are granted, in the order of the fields."""
         return [name for name in FACTS if getattr(self, name) is not None]
 
+    def defenses_in(self, number: int) -> list[Defense]:
+        """Return the known defenses that act in a round, counted from 1; none where they are withheld."""
+        return [defense for defense in self.defenses or () if defense.acts_in(number)]
+
     @property
     def tables(self) -> dict[str, Records]:
         """Return all records that are granted, by the name of the fact."""

@@ -29,6 +29,9 @@ class LocalStep(Protocol):
     def gradient_at(self, weights: State) -> State:
         """Return the mean gradient of the step's mini-batch at other `weights`, by name."""
 
+    def loss_at(self, weights: State) -> float:
+        """Return the mean loss of the step's mini-batch at other `weights`."""
+
     def input_gradient(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return the gradient of the mean loss by `inputs`, at the weights before the step."""
 
@@ -114,6 +117,20 @@ class LocalContext:
                 of single examples, which a second gradient of the batch would get round.
         """
         return self._running_step("gradient_at").gradient_at(weights)
+
+    def loss_at(self, weights: State) -> float:
+        """Compute the mean loss of this step's mini-batch at other weights, as `gradient_at` does.
+
+        Args:
+            weights: parameters by name; those that are left out stay as they are.
+
+        Returns:
+            The loss, in the unit of the task's.
+
+        Raises:
+            RunError: as for `gradient_at`.
+        """
+        return self._running_step("loss_at").loss_at(weights)
 
     def input_gradient(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Compute the gradient of the mean loss by `inputs`, for adversarial examples.

@@ -340,7 +340,7 @@ def build_problem(
         sent_gradient=None if gradient is None else [gradient[name].to(device) for name in trained],
         sent_pseudo_gradient=pseudo_gradient,
         uses_batch_statistics=use_batch_statistics,
-        defenses=knowledge.defenses or (),
+        defenses=knowledge.defenses_in(update.round),
         smooth_dimensions=smooth_dimensions(known_modality(knowledge)),
         auxiliary=knowledge.auxiliary,
         num_clients=max(1, len(update.members)),

@@ -119,7 +119,7 @@ def layer_weights(targets: Sequence[Tensor], layers: LayerWeighting) -> Sequence
 
 def _apply_defenses(problems: Sequence[InversionProblem], gradients: Sequence[Tensor]) -> Sequence[Tensor]:
     """Apply the adversary models of known defenses to `gradients`, tensors `gradient ...`."""
-    if not problems[0].defenses:
+    if not any(problem.defenses for problem in problems):
         return gradients
     defended = []
     for index, problem in enumerate(problems):

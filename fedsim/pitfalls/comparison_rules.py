@@ -8,7 +8,7 @@ from fedsim.base.errors import join_first
 from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
 from fedsim.pitfalls.defense_probe import find_missing_strength
-from fedsim.pitfalls.design import EvaluationDesign
+from fedsim.pitfalls.design import EvaluationDesign, attacked_rounds, recorded_rounds
 from fedsim.pitfalls.pitfall import PitfallRule, Symptom
 from fedsim.report.summary import enumerate_words
 
@@ -106,6 +106,37 @@ class OneSeed(PitfallRule):
         [seed] = design.seeds
         where = "sweep.seeds" if design.sweep is not None else "a single run; `fedsim sweep` takes several"
         return Symptom(detail=f"Seed {seed} is the only one ({where}).", changes=_sweep_over_seeds(seed))
+
+
+class UndefendedRounds(PitfallRule):
+    """A defense of some rounds alone, and no attack on the other ones."""
+
+    name = "undefended-rounds"
+    title = "a defense that does not act in all rounds, and no attack on the other ones"
+    reason = "What it hides in its rounds, messages of the other ones may give away."
+
+    def find(self, design: EvaluationDesign) -> Symptom | None:
+        """Return the defenses with their first round without them, where no cell attacks such a round."""
+        details: dict[str, str] = {}
+        changes: dict[str, Any] = {}
+        for config, _ in design.attacked_configs:
+            attacked = attacked_rounds(config)
+            for table, defense in zip(config.defense, Experiment(config).defenses, strict=True):
+                rounds = range(1, config.federation.rounds + 1)
+                undefended = [number for number in rounds if not defense.acts_in(number)]
+                if not undefended:
+                    continue
+                if set(undefended) & set(attacked):
+                    return None
+                details[table.name] = f"{table.name} does not act in round {undefended[0]}"
+                recorded = sorted({*recorded_rounds(config), undefended[0]})
+                changes = {
+                    "recording": {"rounds": recorded, "every": 1},
+                    "adversary": {"rounds": sorted({*attacked, undefended[0]})},
+                }
+        if not details:
+            return None
+        return Symptom(detail=f"{'; '.join(details.values())}, and nothing is attacked there.", changes=changes)
 
 
 class NoStrength(PitfallRule):

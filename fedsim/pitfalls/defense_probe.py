@@ -165,6 +165,9 @@ class _ProbeStep:
     def gradient_at(self, weights: State) -> State:
         return {name: tensor.clone() for name, tensor in weights.items()}
 
+    def loss_at(self, weights: State) -> float:
+        return sum(tensor.square().sum().item() for tensor in weights.values()) / 2
+
     def input_gradient(self, inputs: Tensor, labels: Tensor) -> Tensor:
         del labels
         return inputs.clone()

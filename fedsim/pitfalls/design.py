@@ -177,3 +177,11 @@ def recorded_rounds(config: Config) -> list[int]:
     table = config.recording
     plan = RecordingPlan(rounds=table.rounds, every=table.every)
     return [number for number in range(1, config.federation.rounds + 1) if plan.keeps_round(number)]
+
+
+def attacked_rounds(config: Config) -> list[int]:
+    """Return the rounds whose messages the experiment attacks."""
+    chosen, recorded = config.adversary.rounds, recorded_rounds(config)
+    if chosen == "all":
+        return recorded
+    return recorded[:1] if chosen is None else list(chosen)

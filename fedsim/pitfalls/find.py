@@ -10,7 +10,7 @@ from fedsim.pitfalls.adversary_rules import (
     NoPublicPrior,
     PrivateKnowledge,
 )
-from fedsim.pitfalls.comparison_rules import NoAttack, NoControl, NoStrength, OneSeed, RefusedCells
+from fedsim.pitfalls.comparison_rules import NoAttack, NoControl, NoStrength, OneSeed, RefusedCells, UndefendedRounds
 from fedsim.pitfalls.design import EvaluationDesign
 from fedsim.pitfalls.pitfall import Pitfall, PitfallRule, Untried
 from fedsim.pitfalls.pitfall_text import format_tables
@@ -21,6 +21,7 @@ RULES: tuple[PitfallRule, ...] = (
     RefusedCells(),
     NoStrength(),
     NoControl(),
+    UndefendedRounds(),
     NaiveAttacks(),
     NoPublicPrior(),
     PrivateKnowledge(),

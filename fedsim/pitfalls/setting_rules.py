@@ -7,7 +7,7 @@ from typing import Any
 from fedsim.data import Dataset
 from fedsim.federation.build import resolve
 from fedsim.federation.config import AttackFile, Config
-from fedsim.pitfalls.design import EvaluationDesign, recorded_rounds
+from fedsim.pitfalls.design import EvaluationDesign, attacked_rounds, recorded_rounds
 from fedsim.pitfalls.partition_probe import mixes_equally, suits_any_data
 from fedsim.pitfalls.pitfall import PitfallRule, Symptom, Untried
 
@@ -124,14 +124,9 @@ class FreshWeights(PitfallRule):
 
 
 def _attacks_fresh_weights(spec: AttackFile) -> bool:
-    chosen = spec.adversary.rounds
     if not isinstance(spec, Config):
-        return chosen is None or chosen == [1]
-    if spec.model.start is not None:
-        return False
-    recorded = recorded_rounds(spec)
-    attacked = recorded if chosen == "all" else recorded[:1] if chosen is None else chosen
-    return list(attacked) == [1]
+        return spec.adversary.rounds in (None, [1])
+    return spec.model.start is None and attacked_rounds(spec) == [1]
 
 
 def _attack_last_round(config: Config) -> dict[str, Any]:

@@ -39,17 +39,16 @@ class ModelStep:
 
     def gradient_at(self, weights: State) -> State:
         """Compute the mean gradient of the batch at other `weights`; see `LocalContext`."""
-        if self.sees_examples:
-            _refuse_second_gradient()
-        if self.batch is None:
-            raise RunError("context.gradient_at: there is no batch of examples yet; call it in 'on_gradient'")
-        inputs, labels = self.batch
-        parameters = self._leaves(weights)
+        parameters = self._leaves(weights, "gradient_at")
         trained = {name: leaf for name, leaf in parameters.items() if leaf.requires_grad}
-        with _leave_generators(inputs.device):
-            loss = self.loss(self._outputs(parameters, inputs), labels)
+        loss = self._batch_loss(parameters, "gradient_at")
         gradients = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
         return dict(zip(trained, gradients, strict=True))
+
+    @torch.no_grad()
+    def loss_at(self, weights: State) -> float:
+        """Compute the mean loss of the batch at other `weights`; see `LocalContext`."""
+        return self._batch_loss(self._leaves(weights, "loss_at"), "loss_at").item()
 
     def input_gradient(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Compute the gradient of the mean loss by `inputs`, at the weights before the step."""
@@ -59,7 +58,17 @@ class ModelStep:
         (gradient,) = torch.autograd.grad(loss, leaf)
         return gradient
 
-    def _leaves(self, weights: State) -> dict[str, Tensor]:
+    def _batch_loss(self, parameters: Mapping[str, Tensor], method: str) -> Tensor:
+        """Compute the mean loss of the batch at `parameters`, for a method of the context."""
+        if self.sees_examples:
+            _refuse_second_gradient()
+        if self.batch is None:
+            raise RunError(f"context.{method}: there is no batch of examples yet; call it in 'on_gradient'")
+        inputs, labels = self.batch
+        with _leave_generators(inputs.device):
+            return self.loss(self._outputs(parameters, inputs), labels)
+
+    def _leaves(self, weights: State, method: str) -> dict[str, Tensor]:
         """Return all parameters as leaves to differentiate by, those in `weights` with its values."""
         leaves = {}
         for name, parameter in self.model.named_parameters():
@@ -67,7 +76,7 @@ class ModelStep:
             leaves[name] = value.requires_grad_(parameter.requires_grad)
         if unknown := sorted(set(weights) - set(leaves)):
             raise RunError(
-                f"context.gradient_at: '{unknown[0]}' is no parameter of the model; expected names of context.weights"
+                f"context.{method}: '{unknown[0]}' is no parameter of the model; expected names of context.weights"
             )
         return leaves
 
@@ -96,6 +105,11 @@ class ClippedStep:
 
     def gradient_at(self, weights: State) -> State:
         """Refuse: the defense sees the gradients of single examples."""
+        del weights
+        _refuse_second_gradient()
+
+    def loss_at(self, weights: State) -> float:
+        """Refuse, likewise."""
         del weights
         _refuse_second_gradient()
 

@@ -99,7 +99,7 @@ def count_labels(
     probes = _noise_inputs(model, knowledge, rng)
     name = last_bias_name(model, probes)
     states = named_states(update, model, f"round {update.round}, client {update.client}")
-    directions = layer_directions(name, states, knowledge.defenses or ())
+    directions = layer_directions(name, states, knowledge.defenses_in(update.round))
     movement = directions[name]
     if not movement.any():
         if not model.get_parameter(name).requires_grad:

@@ -23,6 +23,7 @@ EXPERIMENT: dict[str, Any] = {
     "attack": [{"name": "inverting-gradients", "iterations": 1}],
 }
 DEFENDED = {"defense": [{"name": "update-noise", "noise_multiplier": 0.1}]}
+EARLY_ROUNDS = {"federation": {"rounds": 3}, "defense": [{"name": "censor", "rounds": 2}]}
 IDLE = {"defense": [{"name": "update-noise", "clip": 2.0}, {"name": "top-k", "fraction": 0.1}]}
 FEDSGD = {"strategy": {"name": "fedsgd"}, "training": {"local_epochs": None, "local_steps": 1}}
 CANDIDATES = {"adversary": {"knowledge": {"candidates": "held-out"}}}
@@ -80,6 +81,9 @@ PRESENT: list[tuple[str, tuple[dict[str, Any], ...]]] = [
     ("no-strength", (sweep_over(defense=[[], IDLE["defense"]]),)),
     ("no-strength", (IDLE, TWO_SEEDS)),
     ("no-control", (DEFENDED,)),
+    ("undefended-rounds", (EARLY_ROUNDS,)),
+    ("undefended-rounds", (EARLY_ROUNDS, {"recording": {"rounds": [1]}, "adversary": {"rounds": "all"}})),
+    ("undefended-rounds", (sweep_over(defense=[[], EARLY_ROUNDS["defense"]]), {"federation": {"rounds": 3}})),
     ("naive-attacks", (DEFENDED,)),
     ("naive-attacks", (DEFENDED, CANDIDATES, {"attack": [{"name": "membership-loss"}]})),
     ("naive-attacks", (sweep_over(defense=[[], DEFENDED["defense"]]),)),
@@ -133,6 +137,9 @@ ABSENT: list[tuple[str, tuple[dict[str, Any], ...]]] = [
     ("no-strength", (sweep_over(defense=[[{"name": "update-noise"}], DEFENDED["defense"]]),)),
     ("no-control", ()),
     ("no-control", (DEFENDED, TWO_SEEDS)),
+    ("undefended-rounds", (DEFENDED,)),
+    ("undefended-rounds", (EARLY_ROUNDS, {"adversary": {"rounds": [1, 3]}})),
+    ("undefended-rounds", (EARLY_ROUNDS, {"federation": {"rounds": 2}})),
     ("naive-attacks", ()),
     ("naive-attacks", (DEFENDED, TEXTS)),
     ("naive-attacks", (DEFENDED, {"adversary": {"knowledge": {"defenses": True}}})),
