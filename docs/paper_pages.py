@@ -213,6 +213,8 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 def _notes(chosen: Sequence[KeptResult]) -> Iterator[str]:
     for kept in chosen:
         yield from [f"*{kept.name}* ({kept.date}): {kept.note.strip() or 'as above.'}", ""]
+        if kept.why_missed:
+            yield from [f"*Missed* by {kept.name}: {kept.why_missed}.", ""]
 
 
 def _commands(chosen: Sequence[KeptResult | Details]) -> list[str]:

@@ -48,7 +48,7 @@ class Censor(Defense):
         training.
     """
 
-    trials: PositiveInt = 50
+    trials: PositiveInt = 20
     rounds: NonNegativeInt = 10
     trial_rate: PositiveFloat = 1e-4
 

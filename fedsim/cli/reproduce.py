@@ -97,6 +97,8 @@ def _show_kept(tables: Sequence[tuple[str, str]]) -> None:
             if kept.table == table:
                 comparison = compare_figures(paper, table, kept.rows, f"kept: {paper}/{table}")
                 _print_comparison(paper, table, f"{kept.name}, {kept.date}", comparison, kept.reasons)
+                if kept.why_missed:
+                    console.print(f"Missed: {kept.why_missed}.", markup=False, highlight=False)
                 console.print(f"{kept.note.strip()}\n{kept.command.strip()}", markup=False, highlight=False)
                 if sentence := commit_sentence([kept]):
                     console.print(sentence, markup=False, highlight=False)

@@ -116,6 +116,7 @@ class KeptResult(Table):
         note: of the run: victims, hardware, what ± is.
         rows: as of the paper; quantities that it lacks may be there.
         reasons: by row, why an attack has no figures there, where attacks have rows of their own.
+        why_missed: why figures miss the paper's, as far as that is known.
     """
 
     table: str
@@ -126,6 +127,7 @@ class KeptResult(Table):
     note: str = ""
     rows: dict[str, dict[str, str]]
     reasons: dict[str, str] = Field(default_factory=dict)
+    why_missed: str = ""
 
 
 class Details(Table):

@@ -38,6 +38,13 @@ def test_the_five_papers_are_there_and_every_figure_of_theirs_and_ours_is_one() 
             assert kept.command, kept.name
 
 
+@pytest.mark.parametrize("name", read_papers())
+def test_results_say_why_they_miss_a_paper_and_only_then(name: str) -> None:
+    for kept in read_results()[name].kept:
+        verdicts = {comparison.verdict for comparison in compare_figures(name, kept.table, kept.rows, kept.name)}
+        assert bool(kept.why_missed) == (FigureVerdict.MISSED in verdicts), f"{name}/{kept.table}: {kept.name}"
+
+
 @pytest.mark.parametrize("name", FIVE)
 def test_results_for_one_table_have_names_of_their_own(name: str) -> None:
     names = [(kept.table, kept.name) for kept in read_results()[name].kept] + [
