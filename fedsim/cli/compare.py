@@ -78,7 +78,7 @@ def _show_scores(comparison: Comparison, name: str, differences: Sequence[Differ
 
 
 def _score_table(attack: str, base: str, name: str, differences: Sequence[Difference]) -> Table:
-    from fedsim.report.differences import difference_text
+    from fedsim.report.differences import difference_text, score_beside_floor
 
     table = Table(
         Column("metric", no_wrap=True),
@@ -95,7 +95,9 @@ def _score_table(attack: str, base: str, name: str, differences: Sequence[Differ
             missing.append(f"{item.base.metric}: {item.remark}")
             continue
         difference = difference_text(item).replace(" (", "\n(").replace(" ± ", "\n± ")
-        texts = item.base.metric, f"{item.first:.4g}", f"{item.value:.4g}", difference
+        scores = score_beside_floor(item.first, item.base), score_beside_floor(item.value, item.other)
+        first, second = (score.replace(" (", "\n(") for score in scores)
+        texts = item.base.metric, first, second, difference
         table.add_row(*map(escape, texts), f"{escape(item.verdict)}\n[dim]{escape(item.remark)}[/]")
     table.caption = escape("; ".join(missing))
     return table

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedsim.base.files import write_text
 from fedsim.report.charts import Curve, Look, draw_curves
-from fedsim.report.differences import Difference, difference_text, explain_equality
+from fedsim.report.differences import Difference, difference_text, explain_equality, score_beside_floor
 from fedsim.report.html import render_page
 
 _MAX_UPDATES = 3
@@ -66,6 +66,7 @@ def write_comparison_page(
         paired=all(item.paired for items in differences.values() for item in items),
         failures=failures,
         difference_text=difference_text,
+        score_beside_floor=score_beside_floor,
     )
     write_text(path, text)
     return path

@@ -84,6 +84,13 @@ def difference_text(item: Difference) -> str:
     return "–" if math.isnan(item.mean) else interval_text(item.mean, item.low, item.high)
 
 
+def score_beside_floor(mean: float, summary: Summary) -> str:
+    """Format the mean score of a run, and beside it what a guess without the messages got, where there is one."""
+    if not summary.floor_guess or math.isnan(summary.floor):
+        return f"{mean:.4g}"
+    return f"{mean:.4g} (guess {summary.floor:.4g})"
+
+
 def why_not_same_clients(base: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> str:
     """Return why clients of one number hold different data in two runs; empty if they hold the same.
 

@@ -20,6 +20,7 @@ from fedsim.report.differences import (
     differences,
     explain_equality,
     incomparable_attacks,
+    score_beside_floor,
     unshared_attacks,
     why_not_same_clients,
 )
@@ -50,6 +51,13 @@ def test_each_victim_is_compared_with_itself() -> None:
     assert found.paired
     assert (found.mean, found.low, found.high) == pytest.approx((-1, -1, -1))
     assert (found.verdict, found.remark) == (LESS, "more in 0, less in 6 of 6 victims")
+
+
+def test_each_score_stands_beside_the_guess_of_its_run() -> None:
+    base, other = rows(dict.fromkeys(range(6), 9.0), floor=12.7), rows(dict.fromkeys(range(6), 8.0), floor_guess="")
+    found = one(base, other)
+    assert score_beside_floor(found.first, found.base) == "9 (guess 12.7)"
+    assert score_beside_floor(found.value, found.other) == "8"
 
 
 def test_lower_scores_leak_more_where_lower_is_closer() -> None:
