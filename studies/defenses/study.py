@@ -44,8 +44,9 @@ def rows_of_sweep(sweep: fedsim.Sweep) -> Iterator[Row]:
                     "cell": labels["case"], "key": labels["cell"][:8], "knows": knows,
                     "accuracy": "" if knows else final_accuracy(run),
                     "epsilon": "" if knows else min(spent, default=""),
-                    "bytes": next(iter(run.transcript.upload_sizes(1).values())), "failed": "",
-                    **{name: score[name] for name in ("attack", "victim", "metric", "value", "floor", "floor_guess")},
+                    "bytes": next(iter(run.transcript.upload_sizes(run.transcript.rounds[0]).values())), "failed": "",
+                    "attack": f"{labels['attack']} adaptive" if knows else labels["attack"],
+                    **{name: score[name] for name in ("victim", "metric", "value", "floor", "floor_guess")},
                 }  # fmt: skip
 
 
