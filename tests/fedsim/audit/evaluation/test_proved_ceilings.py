@@ -54,16 +54,15 @@ def _score_cell(seed: int, distance: float, declared: float) -> list[ProvedCeili
     return ceilings
 
 
-@pytest.mark.parametrize(("cells", "most"), [(60, 1), pytest.param(1000, 3, marks=pytest.mark.slow)])
-def test_of_sound_mechanisms_hardly_a_cell_is_flagged_though_half_lie_above(cells: int, most: int) -> None:
-    flagged, above = 0, 0
+def test_of_a_thousand_cells_of_sound_mechanisms_none_is_flagged_though_half_lie_above() -> None:
+    flagged, above, cells = 0, 0, 1000
     for seed in range(cells):
         distance = (0.25, 0.5, 1.0, 2.0)[seed % 4]
         cell = _score_cell(seed, distance, declared=distance)
         flagged += any(item.is_exceeded for item in cell)
         above += cell[0].value > cell[0].ceiling
     assert above > 0.3 * cells  # the attack is the best one, so it is at its ceiling
-    assert flagged <= most  # with a rate of 0.001, more are seen in 2 of 100 such tests
+    assert flagged == 0  # of these seeds; each is flagged with a probability of at most 0.001
 
 
 @pytest.mark.parametrize("declared", [0.5, 1.0])
