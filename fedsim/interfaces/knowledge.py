@@ -356,6 +356,10 @@ class Knowledge:
         granted=False,
         victim_data="the parts of its model that it never sends",
     )
+    noise_covariance: Tensor | None = _fact(
+        "covariance, round by round, of the noise that a trusted server adds, in units of fresh noise: its mechanism's "
+        "matrix is public"
+    )
     defenses: Sequence[Defense] | None = _fact(
         "the defenses of the clients with their settings, for an attack that passes its dummy gradients through them; "
         "each such attack is then made twice, without them (naive) and with them (adaptive)",

@@ -80,7 +80,7 @@ def ours(group: registry.Group) -> list[str]:
 
 THOROUGH = {
     "attacks": "aia-gradient cocktail-party dager dlfa dlg dlg-text fedmia idlg inverting-gradients-text "
-    "label-counts lamp learned-inversion lmra lmra-dummy-data long-strides map membership-cosine "
+    "label-counts lamp learned-inversion lmra lmra-dummy-data long-strides map membership-combined membership-cosine "
     "inverting-gradients joint-inversion membership-white-box property-inference sapag see-through-gradients spear-ica "
     "spear-ica-rounds sra-gradient tableak tag tgias-ro tgias-ro-text unmixing",
     "datasets": "adult att-faces cifar10 cifar100 femnist image-folder mnist reuters-r8",

@@ -223,7 +223,11 @@ class OwnRun(Case):
             "input_shape": task.input_shape,
             "num_classes": task.num_classes or None,
         }
-        return input_facts | model_facts | task_facts | self._training_facts()
+        noise_facts: dict[str, Any] = {}
+        if (privacy := experiment.central_privacy) is not None:
+            covariance = privacy.compute_noise_covariance(experiment.config.federation.rounds)
+            noise_facts["noise_covariance"] = torch.from_numpy(covariance)
+        return input_facts | model_facts | task_facts | noise_facts | self._training_facts()
 
     def _training_facts(self) -> dict[str, Any]:
         """Return the settings of local training.
