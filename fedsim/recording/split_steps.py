@@ -19,6 +19,8 @@ from fedsim.recording.wire_format import Update
 
 ROWS = "rows"
 """Name of the tensor that holds the ids of rows, in both directions."""
+GRADIENT_ROWS = "gradient_rows"
+"""Name of the tensor that holds the ids of the rows of a gradient, where that is not of the last answer."""
 BOTTOM = "bottom/"
 """Prefix of the weights of a feature party's model, where the label party sends them."""
 
@@ -51,21 +53,27 @@ def read_split_steps(updates: Iterable[Update]) -> list[SplitStep]:
     A gradient that is bit for bit what the party was sent before its last answer, too, is no new
     one: a server that sends gradients in messages of their own may send none for a step.
 
+    A gradient is of the last answer, unless `GRADIENT_ROWS` names its rows: in a pipeline, a party answers for the next
+    rows before the gradient of the last ones returns. Where such a server does not name them, the first gradient comes
+    late or is zero, and then nobody knows whose it is.
+
     Args:
         updates: of one party, in ascending order of rounds; `before` is what it was sent.
 
     Raises:
         TranscriptError: an answer holds no embeddings, its rows are others than those that were
             asked for, or not named though numbers of rows differ, or a gradient has another shape
-            than the embeddings before it.
+            than the embeddings before it, or nobody knows which answer it is of.
     """
     steps, last_gradient = list[SplitStep](), None
     for update in updates:
         where = f"round {update.round}, client {update.client}"
         gradient = _find_matrix(update.before, f"{where}: what it was sent")
         is_old = gradient is not None and last_gradient is not None and torch.equal(gradient, last_gradient)
-        if gradient is not None and not is_old and steps and update.round == steps[-1].number + 1:
-            steps[-1] = _add_gradient(steps[-1], gradient, where)
+        if gradient is not None and not is_old and steps:
+            index = _find_answer(steps, gradient, update, where)
+            if index is not None:
+                steps[index] = _add_gradient(steps[index], gradient, where)
         last_gradient = gradient
         embeddings = _find_matrix(update.after, f"{where}: its answer")
         if embeddings is None:
@@ -95,6 +103,32 @@ def read_split_steps(updates: Iterable[Update]) -> list[SplitStep]:
 def select_bottom(state: State) -> dict[str, Tensor]:
     """Return the weights of a feature party's model among what it was sent, by name; empty where there are none."""
     return {name.removeprefix(BOTTOM): tensor for name, tensor in state.items() if name.startswith(BOTTOM)}
+
+
+def _find_answer(steps: list[SplitStep], gradient: Tensor, update: Update, where: str) -> int | None:
+    """Return the index of the answer that a gradient is of; None where the round of that answer is not recorded.
+
+    Raises:
+        TranscriptError: nobody knows which it is.
+    """
+    rows = update.before.get(GRADIENT_ROWS)
+    if rows is not None:
+        is_open = [step.gradients is None and torch.equal(step.rows, rows) for step in steps]
+        if not any(is_open):
+            raise TranscriptError(
+                f"{where}: it was sent a gradient whose {GRADIENT_ROWS} are of no answer that still lacks one; have "
+                "the server name them as it asked for them"
+            )
+        return is_open.index(True)
+    is_first = all(step.gradients is None for step in steps)
+    if is_first and (len(steps) > 1 or not gradient.any()) and update.round == steps[-1].number + 1:
+        late = f"comes after {len(steps)} answers" if gradient.any() else "is zero"
+        raise TranscriptError(
+            f"{where}: the first gradient that it was sent {late}, as in a pipeline, where a party answers for more "
+            "rows before the gradient of the last ones returns, so nobody knows which answer a gradient is of; have "
+            f"the server name its rows in an integer tensor '{GRADIENT_ROWS}'"
+        )
+    return len(steps) - 1 if update.round == steps[-1].number + 1 else None
 
 
 def _add_gradient(step: SplitStep, gradient: Tensor, where: str) -> SplitStep:

@@ -16,11 +16,13 @@ from torch import Tensor, nn
 
 import fedsim
 from clients.feature_party import make_feature_party
-from fedsim.base.errors import AttackError, DataError, KnowledgeError
+from fedsim.base.errors import AttackError, DataError, KnowledgeError, TranscriptError
 from fedsim.base.randomness import generator, seed_globals
 from fedsim.federation.engines.serial import InProcessGrid
+from fedsim.recording.payloads import Payload
 from fedsim.recording.split_steps import read_split_steps
 from fedsim.recording.transcript import Transcript
+from fedsim.recording.wire_format import Update
 from strategies.split_learning import SplitLearning, SumHead
 from tests.support.commands import Call, call_fedsim
 
@@ -242,7 +244,7 @@ def test_gradients_in_messages_of_their_own_are_paired_with_embeddings(
     After every fourth step none are sent, and those of the step before are not taken for them.
     """
     app, server = ClientApp(), ServerApp()
-    gradients = [torch.full((4, 2), float(step)) if step % 4 < 3 else None for step in range(12)]
+    gradients = [torch.full((4, 2), step + 1.0) if step % 4 < 3 else None for step in range(12)]
 
     @app.query("embed")
     def embed(message: Message, context: Context) -> Message:
@@ -286,3 +288,32 @@ def test_gradients_in_messages_of_their_own_are_paired_with_embeddings(
     evaluated = call("attack", "-q", tmp_path / "recording", file)
     assert evaluated.returncode == 1
     assert "messages name no rows, a step is about 4, and the file has 9" in evaluated.stderr
+
+
+def make_pipeline(*, names_rows: bool, first: Tensor | None = None) -> list[Update]:
+    """Return four messages of a party whose gradients return one step late; `first` takes the place of none."""
+    updates = []
+    for number in (1, 2, 3, 4):
+        before = {"rows": torch.arange(2) + 2 * number}
+        gradient = torch.full((2, 3), float(number - 2)) if number > 2 else first if number == 2 else None
+        if gradient is not None:
+            before["gradient"] = gradient
+            if names_rows:
+                before["gradient_rows"] = torch.arange(2) + 2 * (number - 2)
+        after = {"rows": before["rows"], "embedding": torch.full((2, 3), float(number))}
+        payload = Payload.from_dense(after, "weights")
+        updates.append(Update(round=number, client=0, before=before, payload=payload, num_examples=2))
+    return updates
+
+
+def test_gradients_of_a_pipeline_are_paired_by_their_rows_or_refused() -> None:
+    steps = read_split_steps(make_pipeline(names_rows=True))
+    assert [None if step.gradients is None else float(step.gradients[0, 0]) for step in steps] == [1.0, 2.0, None, None]
+    with pytest.raises(TranscriptError, match="comes after 2 answers, as in a pipeline"):
+        read_split_steps(make_pipeline(names_rows=False))
+    with pytest.raises(TranscriptError, match="is zero, as in a pipeline"):
+        read_split_steps(make_pipeline(names_rows=False, first=torch.zeros(2, 3)))
+    unknown = make_pipeline(names_rows=True)
+    unknown[2].before["gradient_rows"] = torch.tensor([90, 91])  # type: ignore[index]
+    with pytest.raises(TranscriptError, match="of no answer that still lacks one"):
+        read_split_steps(unknown)
