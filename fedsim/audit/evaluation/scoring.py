@@ -303,11 +303,12 @@ def frequency_guess_accuracy(true: Tensor, frequencies: Tensor) -> float:
         true: `example`, N labels.
         frequencies: `class`, which sum to 1.
     """
-    from scipy.stats import binom
+    from scipy.special import betainc
 
     count = len(true)
     copies = torch.arange(1, count + 1)
-    worth = torch.from_numpy(binom.sf(copies.numpy() - 1, count, frequencies.double().numpy()[:, None]))
+    # The probability of at least k hits in N, as scipy.stats gives it, whose import takes most of a second.
+    worth = torch.from_numpy(betainc(copies.numpy(), count + 1 - copies.numpy(), frequencies.double().numpy()[:, None]))
     is_hit = true.bincount(minlength=len(frequencies))[:, None] >= copies
     # Copies worth more than the N-th are all guessed, those worth as much by chance.
     least_worth = worth.flatten().sort(descending=True).values[count - 1]

@@ -289,14 +289,17 @@ def node_count(actors: int, clients: int) -> int:
 def _connect(address: str | None, actors: int | None, where: str) -> None:
     """Start Ray, or join a cluster; Flower then uses that one."""
     import ray
-    from ray._private import ray_constants
+    from ray._private import parameter, ray_constants
 
     quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
         log.info("starting Ray on this machine")
         # `local` starts our own, even where another cluster runs. A Ray that is no cluster
         # listens only on loopback.
-        with patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False):
+        no_cluster = patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False)
+        # Nothing here grows a cluster or reads logs of workers, so the two processes that would do it are not started.
+        unmonitored = partial(parameter.RayParams, no_monitor=True, include_log_monitor=False)
+        with no_cluster, patch.object(parameter, "RayParams", unmonitored):
             ray.init(address="local", num_cpus=actors, **quiet)
         return
     log.info("joining the Ray cluster at %s", address)
