@@ -893,6 +893,42 @@ def test_a_compiled_graph_may_round_to_the_other_side_of_one_kink_but_not_err(
         torch.testing.assert_close(traced.trace["objective"], eager.trace["objective"], atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("fault", [None, "repeats the values of its record", "cannot be recorded"])
+def test_a_cuda_graph_is_checked_when_it_is_repeated_and_what_it_gives_is_kept(
+    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: str | None
+) -> None:
+    """A stand-in on the CPU: each run overwrites the outputs of the last one, as those of a CUDA graph do."""
+    modes: list[str | None] = []
+    shared_memory: list[Tensor] = []
+
+    def compile_stand_in(graph: Callable[..., list[Tensor]], *, dynamic: bool, mode: str | None = None) -> Any:
+        modes.append(mode)
+        recorded: list[Tensor] = []
+
+        def replay(*arguments: Any) -> list[Tensor]:
+            if fault == "cannot be recorded":
+                raise RuntimeError("operation not permitted when stream is capturing")
+            for output in shared_memory:
+                output.fill_(math.nan)
+            shared_memory[:] = [output.clone() for output in recorded or graph(*arguments)]
+            if fault == "repeats the values of its record" and not recorded:
+                recorded.extend(output.clone() for output in shared_memory)
+            return shared_memory
+
+        return graph if mode is None else replay
+
+    monkeypatch.setattr(torch, "compile", compile_stand_in)
+    monkeypatch.setattr(graphs, "uses_cuda_graphs", lambda device: True)
+    monkeypatch.setattr(graphs, "_cache", {})
+    of, attack = victim(), SurrogateModelExtension(iterations=5, restarts=2, alpha_every=2, compile=True)
+    eager, compiled = run(dataclasses.replace(attack, compile=False), of), run(attack, of)
+    for name, curve in eager.trace.items():
+        torch.testing.assert_close(compiled.trace[name], curve, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(compiled.data, eager.data, atol=1e-5, rtol=1e-5)
+    assert set(modes) == ({"reduce-overhead"} if fault is None else {"reduce-overhead", None})
+    assert ("compiled without a CUDA graph" in caplog.text) == (fault is not None)
+
+
 # What cannot be attacked, one sentence each.
 
 FEW = {"iterations": 3}
