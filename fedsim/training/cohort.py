@@ -18,16 +18,15 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 
-from fedsim.base.errors import RunError
 from fedsim.base.randomness import generator
 from fedsim.base.task import Loss, smooth_labels
 from fedsim.interfaces.defense import TRAINING_HOOKS, Defense, overrides, supports_ghost_clipping
 from fedsim.recording.wire_format import State
 from fedsim.training import ghost_clipping
+from fedsim.training.cohort_clipping import ParameterCall, clipped_gradients
 from fedsim.training.convolution_products import convolve, products_pay
 from fedsim.training.gradients import flatten_examples
 from fedsim.training.hooks import TrainingHooks
-from fedsim.training.local_step import ClippedStep
 from fedsim.training.model_state import check_broadcast
 from fedsim.training.optimizers import sgd_direction
 from fedsim.training.sampling import shuffled_batches
@@ -106,8 +105,8 @@ def can_vectorise(
     On a CPU, the network must have fully connected layers only and few parameters; elsewhere it may
     have convolutions and pooling, and any size of which several fit. All layers are trained; the
     optimizer is SGD, and no defense acts inside local training but one that clips the gradients of
-    examples, as DP-SGD does, in fully connected networks. Clients that send gradients are left to
-    the loop, so that gradients are the same to the bit whichever other clients take part.
+    examples, as DP-SGD does, in networks that `ghost_clipping` can clip. Clients that send
+    gradients are left to the loop, so that gradients are the same to the bit whichever other clients take part.
     """
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     return (
@@ -143,7 +142,7 @@ def _only_clips(model: nn.Module, inside: Sequence[Defense]) -> bool:
         and supports_ghost_clipping(inside[0])
         and not any(overrides(inside[0], hook) for hook in other_hooks)
         and ghost_clipping.can_clip(model)
-        and not any(getattr(layer, "inplace", False) or type(layer) in _CONVOLUTIONS for layer in model.modules())
+        and not any(getattr(layer, "inplace", False) for layer in model.modules())
     )
 
 
@@ -252,52 +251,21 @@ def _clipped_gradients(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Compute losses as `_gradients`, and the gradients that defenses make of clipped sums.
 
-    Norms and sums are computed as in `fedsim.training.ghost_clipping`.
-
     Args:
         hooks: by client; None for one that has taken all its steps.
-
-    Raises:
-        RunError: a linear layer has more than a row for each example.
     """
-    # Gradients by the outputs of all layers.
     state = {name: tensor.detach().requires_grad_() for name, tensor in state.items()}
-    calls: list[tuple[Tensor, Tensor]] = []
+    calls: list[ParameterCall] = []
     logits = _forward(model, "", state, inputs, calls)
     example_losses = loss(logits.flatten(0, 1), labels.flatten(0, 1), reduction="none").view(labels.shape[:2])
-    is_example = weights > 0
-    output_gradients = torch.autograd.grad((example_losses * is_example).sum(), [outputs for _, outputs in calls])
-    if any(gradient.ndim != 3 for gradient in output_gradients):
-        raise RunError("a linear layer has several rows an example, whose gradients are not clipped at once")
-    pairs = [
-        (layer_inputs.detach(), gradient) for (layer_inputs, _), gradient in zip(calls, output_gradients, strict=True)
-    ]
-    # Norms, `parameter client slot`, become clipping factors.
-    factors = torch.stack([layer_inputs.norm(dim=2) * gradient.norm(dim=2) for layer_inputs, gradient in pairs])
-    batch_sizes = is_example.sum(1).tolist()
-    for client, client_hooks in enumerate(hooks):
-        size = batch_sizes[client]
-        if client_hooks is not None and client_hooks.clipping_factors is not None and size:
-            factors[:, client, :size] = client_hooks.clipping_factors(factors[:, client, :size])
-    # Clipped sums, which each client's defense turns into its gradient.
-    sums: dict[str, Tensor] = {}
-    for name, (layer_inputs, gradient), factor in zip(state, pairs, factors, strict=True):
-        sums[name] = torch.bmm((gradient * factor[..., None]).mT, layer_inputs).view_as(state[name])
-    for client, client_hooks in enumerate(hooks):
-        if client_hooks is not None:
-            total = {name: tensor[client] for name, tensor in sums.items()}
-            with client_hooks.local_step(ClippedStep(state, client)):
-                gradient_by_name = client_hooks.combine_sum(total, batch_sizes[client], total)
-            for name, defended in gradient_by_name.items():
-                sums[name][client] = defended
-    return (example_losses * weights).sum(1).detach(), sums
+    gradients = clipped_gradients(state, calls, example_losses, weights > 0, hooks)
+    return (example_losses * weights).sum(1).detach(), gradients
 
 
-def _forward(module: nn.Module, name: str, state: State, inputs: Tensor, calls: list[tuple[Tensor, Tensor]]) -> Tensor:
+def _forward(module: nn.Module, name: str, state: State, inputs: Tensor, calls: list[ParameterCall]) -> Tensor:
     """Compute outputs of `module` for `inputs`, `client example ...`, with each client's weights.
 
-    For each parameter, the inputs and outputs of its layer are added to `calls`; a bias is a weight
-    of input 1.
+    The use of each parameter is added to `calls`.
 
     torch.func would do this for any network, at a price: its first gradient imports PyTorch's
     compiler, two seconds, and gradients of a layer come transposed, which slows each later use.
@@ -311,21 +279,27 @@ def _forward(module: nn.Module, name: str, state: State, inputs: Tensor, calls: 
         weight, bias = state[f"{name}weight"], state.get(f"{name}bias")
         outputs = torch.bmm(weight, rows) if bias is None else torch.baddbmm(bias[..., None], weight, rows)
         outputs = outputs.mT.reshape(*inputs.shape[:-1], -1)
-        calls.append((inputs, outputs))
+        calls.append(ParameterCall(inputs, outputs))
         if bias is not None:
-            calls.append((inputs.new_ones(()).expand(*inputs.shape[:-1], 1), outputs))
+            calls.append(ParameterCall(inputs.new_ones(()), outputs))
         return outputs
     if isinstance(module, _CONVOLUTIONS):
-        return convolve(
+        bias = state.get(f"{name}bias")
+        outputs = convolve(
             inputs,
             state[f"{name}weight"],
-            state.get(f"{name}bias"),
+            bias,
             module.stride,
             module.padding,
             module.dilation,
             module.groups,
             leading_axes=1,
         )
+        clipped_layer = module if isinstance(module, nn.Conv2d) else None  # others are not clipped
+        calls.append(ParameterCall(inputs, outputs, clipped_layer))
+        if bias is not None:
+            calls.append(ParameterCall(inputs.new_ones(()), outputs, clipped_layer))
+        return outputs
     flat: Tensor = module(inputs.flatten(0, 1))
     return flat.reshape(*inputs.shape[:2], *flat.shape[1:])
 

@@ -19,6 +19,7 @@ from fedsim.base.task import Task
 from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.local_context import ClientRound
 from fedsim.recording.wire_format import State
+from fedsim.training import cohort_clipping
 from fedsim.training.cohort import TOLERANCE, LocalData, can_vectorise, local_updates
 from fedsim.training.hooks import TrainingHooks
 from fedsim.training.loop import local_update
@@ -62,8 +63,10 @@ def distance(one: State, other: State) -> float:
 @pytest.mark.parametrize("defense", [DP, DpSgd(clip=0.5, clipping="per-layer", noise_multiplier=0.7)])
 def test_each_does_what_it_would_do_by_itself(how: dict[str, Any], defense: DpSgd) -> None:
     """With clients of different sizes, so with different rates, steps, and batches that may be empty."""
-    settings = LocalTraining(**{**vars(SETTINGS), **how})
-    model = net()
+    assert_each_does_what_it_would_do_by_itself(net(), LocalTraining(**{**vars(SETTINGS), **how}), defense)
+
+
+def assert_each_does_what_it_would_do_by_itself(model: nn.Module, settings: LocalTraining, defense: DpSgd) -> None:
     before = copy_state(model)
     shares = [share(count, place, [defense], model, settings) for place, count in enumerate((3, 11, 20, 7))]
     assert any(len(index) == 0 for who in shares for index in share_order(who, defense, model, settings))
@@ -72,6 +75,23 @@ def test_each_does_what_it_would_do_by_itself(how: dict[str, Any], defense: DpSg
         assert done is not None
         assert distance(done[0], own) < TOLERANCE * distance(own, before)
         assert done[1] == pytest.approx(loss, rel=1e-4)
+
+
+@pytest.mark.parametrize("most_numbers", [1 << 26, 40], ids=["at once", "a few examples at once"])
+@pytest.mark.parametrize("clipping", ["flat", "per-layer"])
+def test_convolutions_are_clipped_as_in_the_loop(
+    clipping: Any, most_numbers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also a linear layer that multiplies each row of an image."""
+    monkeypatch.setattr(cohort_clipping, "_MAX_GRADIENT_NUMBERS", most_numbers)
+    defense = DpSgd(clip=0.5, clipping=clipping, noise_multiplier=0.7)
+    with seed_globals("convolutions"):
+        body = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1, dilation=2), nn.Linear(2, 3), nn.Tanh(), nn.AvgPool2d(2))
+        last = nn.Sequential(nn.Conv2d(4, 3, 1, stride=(1, 2), bias=False), nn.Flatten(), nn.Linear(3, 5))
+        model = nn.Sequential(body, last)
+    assert can_vectorise(model, SETTINGS, [defense], torch.device("cuda"))
+    assert not can_vectorise(model, SETTINGS, [defense])
+    assert_each_does_what_it_would_do_by_itself(model, SETTINGS, defense)
 
 
 def share_order(who: LocalData, defense: DpSgd, model: nn.Module, settings: LocalTraining) -> list[Tensor]:

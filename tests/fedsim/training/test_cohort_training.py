@@ -196,7 +196,7 @@ def test_what_a_product_cannot_compute_is_left_to_the_loop_on_an_accelerator() -
         assert not can_vectorise(model, sgd(), [], CUDA)
     clipping = DpSgd(noise_multiplier=1.0)
     assert can_vectorise(net(), sgd(), [clipping], CUDA)
-    assert not can_vectorise(convolutions(nn.Conv2d(1, 2, 2)), sgd(), [clipping], CUDA)
+    assert not can_vectorise(convolutions(nn.Conv2d(1, 2, 3, padding="same")), sgd(), [clipping], CUDA)
 
 
 def test_fewer_train_at_once_where_their_weights_are_many() -> None:
