@@ -178,7 +178,7 @@ class Refuse:
             raise ImportError("refused: " + name)
 sys.meta_path.insert(0, Refuse())
 """
-"""Code after which whoever imports torch's compiler, torchvision, which does, or what else takes long, gets an error."""
+"""Code after which whoever imports torch's compiler, torchvision, or what else takes long gets an error."""
 
 
 @pytest.mark.thorough
