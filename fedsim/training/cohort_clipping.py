@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, unflatten
 from torch.nn.functional import unfold
 
 from fedsim.recording.wire_format import State
@@ -59,12 +59,12 @@ class ParameterCall:
             layer = self.convolution
             patches = unfold(
                 inputs.flatten(0, 1),
-                layer.kernel_size,  # type: ignore[arg-type]
-                layer.dilation,  # type: ignore[arg-type]
+                layer.kernel_size,
+                layer.dilation,
                 layer.padding,  # type: ignore[arg-type]
-                layer.stride,  # type: ignore[arg-type]
+                layer.stride,
             )
-            return patches.mT.unflatten(0, inputs.shape[:2]), gradients
+            return unflatten(patches.mT, 0, inputs.shape[:2]), gradients
         return inputs.flatten(2, -2) if inputs.ndim > 3 else inputs[:, :, None], gradients
 
 
@@ -111,9 +111,12 @@ def clipped_gradients(
 
 def _example_norms(inputs: Tensor, gradients: Tensor) -> Tensor:
     """Return `client example`, the norm of each example's gradient by one parameter."""
+    norms: Tensor
     if inputs.shape[2] == 1:  # the norm of an outer product is the product of the norms
-        return inputs[:, :, 0].norm(dim=2) * gradients[:, :, 0].norm(dim=2)
+        norms = inputs[:, :, 0].norm(dim=2) * gradients[:, :, 0].norm(dim=2)
+        return norms
     chunk = max(1, _MAX_GRADIENT_NUMBERS // (inputs.shape[3] * gradients.shape[3]))
-    pairs = zip(inputs.flatten(0, 1).split(chunk), gradients.flatten(0, 1).split(chunk), strict=True)
-    norms = [torch.bmm(some_gradients.mT, some_inputs).flatten(1).norm(dim=1) for some_inputs, some_gradients in pairs]
-    return torch.cat(norms).unflatten(0, inputs.shape[:2])
+    pairs = zip(torch.split(inputs.flatten(0, 1), chunk), torch.split(gradients.flatten(0, 1), chunk), strict=True)
+    chunk_norms = [torch.bmm(g.mT, x).flatten(1).norm(dim=1) for x, g in pairs]
+    norms = unflatten(torch.cat(chunk_norms), 0, inputs.shape[:2])
+    return norms
