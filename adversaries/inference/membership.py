@@ -72,15 +72,22 @@ class CandidateScorer:
 
     def negative_losses(self, updates: Sequence[Update]) -> Tensor:
         """Return minus each candidate's loss on each returned model, `client candidate`."""
+        return -torch.stack([self._losses(logits, where) for logits, where in self._iterate_outputs(updates)])
+
+    def loss_decreases(self, updates: Sequence[Update]) -> Tensor:
+        """Return by how much each candidate's loss is smaller on the returned model than on the broadcast one."""
+        rows = list[Tensor]()
+        for update, returned in zip(updates, self.negative_losses(updates), strict=True):
+            where = _describe_message(update)
+            rows.append(self._losses(self._compute_logits(update.before, where), where) + returned)
+        return torch.stack(rows)
+
+    def _losses(self, logits: Tensor, where: str) -> Tensor:
         loss = prediction_loss(self._loss)
         assert loss is not None
         # A loss is a mean over examples by contract, so a batch of one gives the example's loss.
         example_loss = vmap(lambda output, label: loss(output[None], label[None]))
-        client_losses = [
-            compute_losses(example_loss, logits, self._labels, where)
-            for logits, where in self._iterate_outputs(updates)
-        ]
-        return -torch.stack(client_losses)
+        return compute_losses(example_loss, logits, self._labels, where)
 
     def confidence_log_odds(self, updates: Sequence[Update]) -> Tensor:
         """Return log p / (1 - p) of candidates' classes on returned models, `client candidate`."""
@@ -146,14 +153,18 @@ class CandidateScorer:
         class_labels = not self._labels.is_floating_point()
         return class_labels and logits.ndim == 2 and int(self._labels.max()) < logits.shape[1]
 
-    @torch.no_grad()
     def _iterate_outputs(self, updates: Sequence[Update]) -> Iterator[tuple[Tensor, str]]:
         """Yield each returned model's outputs `candidate output`, and the message's description."""
         for update in updates:
             where = _describe_message(update)
-            network = self._network.load(returned_weights(update, _GRADIENT_REMEDY), where)
-            chunks = [compute_outputs(network, chunk, where) for chunk in split_evenly(self._inputs, _FORWARD_CHUNK)]
-            yield torch.cat(chunks), where
+            yield self._compute_logits(returned_weights(update, _GRADIENT_REMEDY), where), where
+
+    @torch.no_grad()
+    def _compute_logits(self, state: State, where: str) -> Tensor:
+        network = self._network.load(state, where)
+        return torch.cat(
+            [compute_outputs(network, chunk, where) for chunk in split_evenly(self._inputs, _FORWARD_CHUNK)]
+        )
 
     def gradient_cosines(self, updates: Sequence[Update]) -> Tensor:
         """Return the cosine of update and gradient, `client candidate`; 0 where either is zero."""

@@ -20,11 +20,18 @@ class MembershipLoss(Attack):
     (`score_victim`). Where a sum over clients is seen, it is whether any of them trained on a
     candidate, by the model that is the mean of theirs.
 
+    Args:
+        by_decrease: score by how far the loss fell from the broadcast model to the returned one, so
+            that records that any model finds easy do not look like members. Of two models around
+            the removal of a client, it tells whose records left.
+
     References:
         [Yeom2018], Adversary 1; over rounds as the loss series of [Zhu2025] (FedMIA), Table 1.
         Differs: Yeom et al. threshold the loss at the mean training loss, which is one point of the
-        ROC curve that all thresholds make.
+        ROC curve that all thresholds make; `by_decrease` is ours.
     """
+
+    by_decrease: bool = False
 
     paper: ClassVar[Paper] = cite("Yeom2018")
     vector_targets: ClassVar[bool] = True
@@ -34,4 +41,5 @@ class MembershipLoss(Attack):
     needs_num_examples: ClassVar[bool] = False
 
     def _run(self, target: Target, progress: Progress) -> Finding:
-        return score_victim(target, CandidateScorer(target.knowledge).negative_losses, progress)
+        scorer = CandidateScorer(target.knowledge)
+        return score_victim(target, scorer.loss_decreases if self.by_decrease else scorer.negative_losses, progress)

@@ -281,7 +281,7 @@ def check_private_facts(adversary: AdversaryTable, case: Case) -> None:
         non_members, fact = adversary.knowledge.candidates, FACTS["candidates"]
         if not fact.is_valid(non_members):
             raise ConfigError(f"adversary.knowledge.candidates: expected {fact.expected}, got '{non_members}'")
-        case.check_candidate_source()
+        case.check_candidate_source(str(non_members))
     if "private_parts" in names:
         case.check_private_parts()
 

@@ -65,6 +65,25 @@ def draw_candidates(
     return pairs.shuffle(slice(count))
 
 
+def draw_foreign_candidates(
+    held: Examples, other_examples: Examples, clients: Sequence[int], others: str, most: int
+) -> CandidateRecords:
+    """Draw likewise where there is no experiment: members from `held`, non-members from `other_examples`.
+
+    Raises:
+        DataError: there is not one such pair.
+    """
+    indices = np.arange(len(held)), np.arange(len(other_examples))
+    rng = numpy_generator(0, "candidates", others, *clients)
+    pairs = _PairedRecords.pair(held, indices[0], other_examples, indices[1], rng)
+    if not pairs.indices.shape[1]:
+        raise DataError(
+            f"adversary.knowledge.candidates: the truth files have no record of '{others}' of a class that client "
+            f"{clients[0]} holds, which is not one of its own; name a file with more, or attack another victim"
+        )
+    return pairs.shuffle(slice(most // 2))
+
+
 def draw_known_candidates(data: FederatedData, clients: Sequence[int], others: str, count: int) -> CandidateRecords:
     """Draw `count` records, an even number, like those of `draw_candidates` and disjoint from them.
 
@@ -112,16 +131,28 @@ class _PairedRecords:
             examples, other_indices = train, _other_clients_indices(data, clients)
         if examples is train:
             other_indices = np.setdiff1d(other_indices, member_indices)
-        # Pair them, shuffle the pairs, and drop duplicates.
         rng = numpy_generator(data.seed, "candidates", others, *clients)
-        pairs = _pair_by_class(train, rng.permutation(member_indices), examples, rng.permutation(other_indices))
-        pairs = pairs[:, rng.permutation(pairs.shape[1])]
-        pairs = pairs[:, _find_distinct(train, member_indices, examples, pairs)]
-        if not pairs.shape[1]:
+        pairs = cls.pair(train, member_indices, examples, other_indices, rng)
+        if not pairs.indices.shape[1]:
             raise DataError(
                 f"adversary.knowledge.candidates: '{others}' has no record of a class that client "
                 f"{clients[0]} holds; choose {_suggest_remedy(data, others)}"
             )
+        return pairs
+
+    @classmethod
+    def pair(
+        cls,
+        train: Examples,
+        member_indices: Indices,
+        examples: Examples,
+        other_indices: Indices,
+        rng: np.random.Generator,
+    ) -> _PairedRecords:
+        """Pair records by class, shuffle the pairs, and drop duplicates."""
+        pairs = _pair_by_class(train, rng.permutation(member_indices), examples, rng.permutation(other_indices))
+        pairs = pairs[:, rng.permutation(pairs.shape[1])]
+        pairs = pairs[:, _find_distinct(train, member_indices, examples, pairs)]
         return cls(train=train, examples=examples, indices=pairs, rng=rng)
 
     def shuffle(self, which: slice) -> CandidateRecords:

@@ -67,6 +67,7 @@ from fedsim.inversion.update_models import (
     GradientAtBroadcast,
     MidpointTraining,
     OptimisedVariable,
+    SurrogateCurve,
     SurrogatePoint,
     UnrolledTraining,
     UpdateModel,
@@ -78,7 +79,7 @@ __all__ = [
     "GradientInversion", "GroupConsistency", "InputScaling", "InversionProblem", "MeanCosine", "MeanSquare",
     "MessageLikelihood", "MidpointTraining", "OptimisedVariable", "Parametrisation", "PatchMixture", "Prior",
     "PublicComponents", "Recipe", "SoftBounds", "SquaredAndAbsolute", "SquaredL2", "SquaredTotalVariation",
-    "SurrogatePoint", "TotalVariation", "Trial", "UnrolledTraining", "UpdateModel", "build_problem",
+    "SurrogateCurve", "SurrogatePoint", "TotalVariation", "Trial", "UnrolledTraining", "UpdateModel", "build_problem",
     "constant_schedule", "cosine_schedule", "descend", "global_norm", "make_optimizer_step",
     "step_decay_schedule", "total_variation", "with_known_noise",
 ]  # fmt: skip

@@ -70,6 +70,8 @@ def objective_terms(
             objective = objective + weight * prior(problem, dummy, dummy_data(recipe, problem, consensus))
     if recipe.parametrisation is not None:
         objective = objective + recipe.parametrisation.penalty(problem, values["dummy"])
+    if (penalty := recipe.update_model.penalty(problem, values)) is not None:
+        objective = objective + penalty
     if recipe.distance == Cosine():
         l_sim = distance
     else:
@@ -108,8 +110,8 @@ def draw_unknown_parts(
 
 
 def is_curve(name: str) -> bool:
-    """Return whether the report shows the value of this name as a curve."""
-    return name not in ("dummy", "label_logits") and not name.startswith(UNKNOWN_PREFIX)
+    """Return whether the report shows the mean of the value of this name as a curve."""
+    return name not in ("dummy", "label_logits", "bend") and not name.startswith(UNKNOWN_PREFIX)
 
 
 def dummy_data(recipe: Recipe, problem: InversionProblem, dummy: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ which are optimised together with the dummy data.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -59,6 +60,10 @@ class UpdateModel(ABC):
         The report shows a variable of one number as a curve.
         """
         return {}
+
+    def penalty(self, problem: InversionProblem, values: Mapping[str, Tensor]) -> Tensor | None:
+        """Return what is added to the objective for `values`, the variables by name; None adds nothing."""
+        return None
 
     @abstractmethod
     def gradient(
@@ -118,6 +123,75 @@ class SurrogatePoint(UpdateModel):
         for a, start, end in zip(alphas, problem.before, problem.returned_weights, strict=True):
             surrogate.append(a * start + (1 - a) * end)
         return problem.gradient(surrogate, dummy, labels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SurrogateCurve(UpdateModel):
+    """Scaled gradient at alpha^2 w_0 + 2 alpha (1 - alpha) P + (1 - alpha)^2 w_T (NL-SME).
+
+    That is a point of a quadratic Bezier curve. Its control point P has as many numbers as the
+    model has weights. It is kept as its distance from the middle of w_0 and w_T, where the curve is
+    SME's line, in units of each tensor's root mean square change: changes of weights differ a
+    hundredfold between layers, and Adam's steps do not.
+
+    Attributes:
+        alpha: initial position; 1 is the broadcast state.
+        step_size: of alpha's optimizer; alpha stays in [0, 1].
+        bend_step_size: of the control point's.
+        bend_weight: of the mean square of the control point's distance from the middle.
+        scale_step_size: of the factors, one for each parameter tensor, that the gradient is
+            multiplied by; they begin at 1 and stay in [0.1, 10]. 0 multiplies by nothing.
+        scale_weight: of the mean square of their distance from 1.
+    """
+
+    alpha: float = 0.5
+    step_size: float = 0.001
+    bend_step_size: float = 0.01
+    bend_weight: float = 0.01
+    scale_step_size: float = 0.001
+    scale_weight: float = 0.01
+
+    def variables(self, problem: InversionProblem) -> dict[str, OptimisedVariable]:
+        """Return alpha, one number, `bend`, one for each weight, and `scale`, one for each parameter tensor."""
+        like = problem.before[0]
+        num_weights = sum(tensor.numel() for tensor in problem.before)
+        variables = {
+            "alpha": OptimisedVariable(torch.tensor(self.alpha).to(like), self.step_size),
+            "bend": OptimisedVariable(like.new_zeros(num_weights), self.bend_step_size, -math.inf, math.inf),
+        }
+        if self.scale_step_size:
+            ones = like.new_ones(len(problem.before))
+            variables["scale"] = OptimisedVariable(ones, self.scale_step_size, 0.1, 10.0)
+        return variables
+
+    def penalty(self, problem: InversionProblem, values: Mapping[str, Tensor]) -> Tensor:
+        """Return the weighted mean squares of the control point's and the factors' distances from their starts."""
+        penalty = self.bend_weight * values["bend"].square().mean()
+        if self.scale_step_size:
+            penalty = penalty + self.scale_weight * (values["scale"] - 1).square().mean()
+        return penalty
+
+    def gradient(
+        self, problem: InversionProblem, values: Mapping[str, Tensor], dummy: Tensor, labels: Tensor
+    ) -> list[Tensor]:
+        """Compute the scaled gradient of the dummy data at the point of the curve.
+
+        Raises:
+            AttackError: a gradient was sent, so there is no w_T.
+        """
+        alpha = values["alpha"]
+        sizes = [tensor.numel() for tensor in problem.before]
+        curve_point = []
+        for bend, start, end in zip(
+            torch.split(values["bend"], sizes), problem.before, problem.returned_weights, strict=True
+        ):
+            typical_change = (start - end).square().mean().sqrt()
+            control = (start + end) / 2 + typical_change * bend.reshape(start.shape)
+            curve_point.append(alpha.square() * start + 2 * alpha * (1 - alpha) * control + (1 - alpha).square() * end)
+        gradient = problem.gradient(curve_point, dummy, labels)
+        if not self.scale_step_size:
+            return gradient
+        return [scale * g for scale, g in zip(values["scale"], gradient, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -81,8 +81,8 @@ def ours(group: registry.Group) -> list[str]:
 THOROUGH = {
     "attacks": "aia-gradient cocktail-party dager dlfa dlg dlg-text fedmia idlg inverting-gradients-text "
     "label-counts lamp learned-inversion lmra lmra-dummy-data long-strides map membership-combined membership-cosine "
-    "inverting-gradients joint-inversion membership-white-box property-inference sapag see-through-gradients spear-ica "
-    "spear-ica-rounds sra-gradient tableak tag tgias-ro tgias-ro-text unmixing",
+    "inverting-gradients joint-inversion membership-white-box nl-sme property-inference sapag see-through-gradients "
+    "spear-ica spear-ica-rounds sra-gradient tableak tag tgias-ro tgias-ro-text unmixing",
     "datasets": "adult att-faces cifar10 cifar100 femnist image-folder mnist reuters-r8",
     "measures": "expected-error jacobian-norm lavp lipschitz sensitivity spectrum",
     "models": "alexnet resnet18 resnet8 shufflenet-v2 torchvision vgg9 vit",

@@ -80,7 +80,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "tgias-ro": {"gradients": 2},
     "tgias-ro-text": {"gradients": 2, "refinements": 1},
 }
-AT_ONCE = ["dlfa", "inverting-gradients", "long-strides", "sapag", "see-through-gradients", "sme"]
+AT_ONCE = ["dlfa", "inverting-gradients", "long-strides", "nl-sme", "sapag", "see-through-gradients", "sme"]
 """Attacks that compute several victims at once."""
 TASKS = (
     Task((1, 8, 8), 7),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import fedsim
 from fedsim.audit.audit import open_audit
 from fedsim.audit.evaluation.foreign_recording import ForeignRecording
 from fedsim.audit.finding_files import load_finding
@@ -101,6 +102,29 @@ def test_where_others_are_from_is_one_of_two(folder: OpenRun) -> None:
 def test_of_a_recording_made_elsewhere_nobody_knows_others() -> None:
     with pytest.raises(ConfigError, match="which records the victim of a recording made elsewhere does not hold"):
         check_private_facts(spec(HELD_OUT).adversary, ForeignRecording({"0": Path("truth.safetensors")}))
+    with pytest.raises(ConfigError, match="no truth file says what other clients hold"):
+        check_private_facts(spec(OTHER_CLIENTS).adversary, ForeignRecording({"0": Path("truth.safetensors")}))
+
+
+def test_candidates_of_a_recording_made_elsewhere_come_from_its_truth_files(tmp_path: Path) -> None:
+    """Members of a class that nobody else has, and others' records that the victim has as well, are left out."""
+    data = torch.arange(12.0).reshape(6, 2) / 12
+    held = (data[:3], torch.tensor([0, 1, 2]))
+    others = (torch.cat([data[:1], data[3:]]), torch.tensor([0, 0, 1, 1]))
+    table = fedsim.write_truth(tmp_path, lambda client: held if client == 0 else others, [0, 1], public=others)
+    case = ForeignRecording({client: Path(file) for client, file in table.items()})
+    for source in (HELD_OUT, OTHER_CLIENTS):
+        adversary = spec(source, value_range=[-1.0, 1.0]).adversary
+        drawn = case.draw_candidates([0], source, 60)
+        assert sorted(drawn.labels[drawn.members].tolist()) == sorted(drawn.labels[~drawn.members].tolist())
+        assert 1 in drawn.labels.tolist()
+        for inputs, label, is_member in zip(drawn.inputs, drawn.labels, drawn.members, strict=True):
+            rows = [row for row, own in zip(*held, strict=True) if own == label]
+            assert any(torch.equal(inputs, row) for row in rows) == bool(is_member)
+        assert torch.equal(case.candidates(adversary, [0]).inputs, 2 * drawn.inputs - 1)
+    without_range = spec(HELD_OUT).adversary
+    with pytest.raises(ConfigError, match=r"candidates: the truth is in \[0, 1\], and without value_range"):
+        case.candidates(without_range, [0])
 
 
 LEARNT = ("membership-white-box",)

@@ -19,6 +19,7 @@ from fedsim.base.errors import DataError
 from fedsim.base.task import Task
 from fedsim.data import Column
 from fedsim.federation.build import Experiment
+from fedsim.federation.candidates import CandidateRecords
 from fedsim.federation.config import AdversaryTable, AttackFile
 from fedsim.interfaces.attack import Attack
 from fedsim.interfaces.defense import Defense
@@ -158,8 +159,8 @@ class Case(ABC):
         """Raise ConfigError where there is nothing to take a victim's private `fact` from."""
 
     @abstractmethod
-    def check_candidate_source(self) -> None:
-        """Raise ConfigError where nobody knows which records a victim does not hold."""
+    def check_candidate_source(self, non_members: str) -> None:
+        """Raise ConfigError where nobody knows which records of the source `non_members` a victim does not hold."""
 
     @abstractmethod
     def check_private_parts(self) -> None:
@@ -189,7 +190,16 @@ class Case(ABC):
 
     @abstractmethod
     def candidates(self, adversary: AdversaryTable, clients: Sequence[int]) -> Records:
-        """Return records of which half are among those of `clients`."""
+        """Return records of which half are among those of `clients`, in model units."""
+
+    @abstractmethod
+    def draw_candidates(self, clients: Sequence[int], non_members: str, most: int) -> CandidateRecords:
+        """Draw at most `most` of them, with what the adversary is not told: which are members.
+
+        Raises:
+            DataError: there are none.
+            UnknownTruthError: nobody knows what these clients held.
+        """
 
     @abstractmethod
     def known_candidates(self, adversary: AdversaryTable, clients: Sequence[int]) -> KnownCandidates:
@@ -260,7 +270,7 @@ class Case(ABC):
         """What each file says, by client; it is asked for each victim anew."""
         return {client: Truth.load(file) for client, file in self.files.items()}
 
-    def examples_in_files(self, clients: Collection[int]) -> PublicExamples | None:
+    def examples_in_files(self, clients: Collection[int | str]) -> PublicExamples | None:
         """Return what truth files say that others than `clients` held; None where they say nothing.
 
         Raises:

@@ -13,9 +13,11 @@ from torch.nn.functional import cross_entropy
 from fedsim.audit.evaluation.case import Case, UnknownTruthError
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.errors import ConfigError, DataError
+from fedsim.data import Examples
+from fedsim.federation.candidates import CandidateRecords, draw_foreign_candidates
 from fedsim.federation.config import PUBLIC_KEY, AdversaryTable, AttackFile, validate_tables
 from fedsim.interfaces.attack import Attack
-from fedsim.interfaces.knowledge import TRAINING_FACTS, Knowledge, Records
+from fedsim.interfaces.knowledge import HELD_OUT, OTHER_CLIENTS, TRAINING_FACTS, Knowledge, Records
 from fedsim.interfaces.modality import PublicExamples
 from fedsim.recording.header import Header
 from fedsim.recording.message_format import MessageFormat
@@ -139,12 +141,19 @@ class ForeignRecording(Case):
         if not self.files:
             raise ConfigError(f"adversary.knowledge.{fact}: there is no truth to take them from; add a [truth] table")
 
-    def check_candidate_source(self) -> NoReturn:
-        """Raise ConfigError."""
-        raise ConfigError(
-            "adversary.knowledge.candidates: it is not known which records the victim of a "
-            "recording made elsewhere does not hold; attack the run of an experiment"
-        )
+    def check_candidate_source(self, non_members: str) -> None:
+        """Raise ConfigError where no truth file has records that the victim does not hold."""
+        if non_members == HELD_OUT and PUBLIC_KEY not in self.files:
+            raise ConfigError(
+                "adversary.knowledge.candidates: it is not known which records the victim of a recording made "
+                f"elsewhere does not hold; name a file of records that no client holds as truth.{PUBLIC_KEY}, or take "
+                f"those of '{OTHER_CLIENTS}'"
+            )
+        if non_members == OTHER_CLIENTS and len(set(self.files) - {PUBLIC_KEY}) < 2:
+            raise ConfigError(
+                "adversary.knowledge.candidates: no truth file says what other clients hold; name those of several "
+                f"clients under [truth], or take '{HELD_OUT}'"
+            )
 
     def check_private_parts(self) -> NoReturn:
         """Raise ConfigError."""
@@ -159,20 +168,41 @@ class ForeignRecording(Case):
 
     def client_records(self, knowledge: Knowledge, clients: Sequence[int], truth: Truth) -> Records:
         """Return the examples of a truth file in model units."""
-        if knowledge.value_range is None:
-            raise ConfigError(
-                "adversary.knowledge.records: the truth is in [0, 1], and without value_range it cannot be "
-                "converted to inputs of the model; give value_range"
-            )
-        return Records(inputs=_to_model_units(truth.data, knowledge.value_range), labels=truth.labels)
+        return _records_in_model_units(truth.data, truth.labels, knowledge.value_range, "records")
 
-    def candidates(self, adversary: AdversaryTable, clients: Sequence[int]) -> NoReturn:
-        """Raise ConfigError."""
-        self.check_candidate_source()
+    def candidates(self, adversary: AdversaryTable, clients: Sequence[int]) -> Records:
+        """Return records of which half are in the truth file of the victim, in model units."""
+        knowledge = adversary.knowledge
+        drawn = self.draw_candidates(clients, str(knowledge.candidates), adversary.candidates)
+        value_range = knowledge.value_range if isinstance(knowledge.value_range, list) else None
+        return _records_in_model_units(drawn.inputs, drawn.labels, value_range, "candidates")
+
+    def draw_candidates(self, clients: Sequence[int], non_members: str, most: int) -> CandidateRecords:
+        """Draw members from the truth file of the victim, others from the public file or from those of other clients.
+
+        Raises:
+            UnknownTruthError: there is no such file.
+            DataError: the files have no records of equal classes, or of another kind.
+        """
+        held = self.truth(clients[0], None)
+        in_other_files = self.examples_in_files({*map(str, clients), PUBLIC_KEY})
+        others = self.public() if non_members == HELD_OUT else in_other_files
+        if held is None or others is None:
+            raise UnknownTruthError(f"no truth file says what client {clients[0]} held, and another what it did not")
+        if (others.data.shape[1:], others.labels.dtype) != (held.data.shape[1:], held.labels.dtype):
+            raise DataError(
+                f"adversary.knowledge.candidates: records of '{non_members}' are of shape "
+                f"{tuple(others.data.shape[1:])}, those of client {clients[0]} of {tuple(held.data.shape[1:])}, or "
+                "their labels differ in kind; write both files from the same data"
+            )
+        return draw_foreign_candidates(_as_examples(held), _as_examples(others), clients, non_members, most)
 
     def known_candidates(self, adversary: AdversaryTable, clients: Sequence[int]) -> NoReturn:
         """Raise ConfigError."""
-        self.check_candidate_source()
+        raise ConfigError(
+            "adversary.knowledge.known_candidates: only candidates are drawn from truth files; attack the run of an "
+            "experiment, or leave the key out"
+        )
 
     def sensitive_column(self, name: str) -> NoReturn:
         """Raise ConfigError."""
@@ -190,6 +220,29 @@ class ForeignRecording(Case):
 
     def _client_truth(self, clients: Sequence[int], number: int | None) -> None:
         del clients, number
+
+
+def _as_examples(records: Truth | PublicExamples) -> Examples:
+    scale = 1.0 if records.data.is_floating_point() else None
+    return Examples(raw=records.data, labels=records.labels, scale=scale)
+
+
+def _records_in_model_units(
+    data: Tensor, labels: Tensor, value_range: Sequence[float | Sequence[float]] | None, fact: str
+) -> Records:
+    """Return records of truth files as the model is fed with them, which tokens are as they are.
+
+    Raises:
+        ConfigError: it is not known how.
+    """
+    if not data.is_floating_point():
+        return Records(inputs=data, labels=labels)
+    if value_range is None:
+        raise ConfigError(
+            f"adversary.knowledge.{fact}: the truth is in [0, 1], and without value_range it cannot be "
+            "converted to inputs of the model; give value_range"
+        )
+    return Records(inputs=_to_model_units(data, value_range), labels=labels)
 
 
 def _to_model_units(data: Tensor, value_range: Sequence[float | Sequence[float]]) -> Tensor:

@@ -23,7 +23,6 @@ from fedsim.audit.evaluation.evaluator import (
 from fedsim.audit.evaluation.score import Score
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.errors import DataError
-from fedsim.federation.candidates import draw_candidates
 from fedsim.interfaces.findings import Membership
 from fedsim.interfaces.metric import Evidence, Metric
 
@@ -95,16 +94,15 @@ class MembershipEvaluator(Evaluator[Membership]):
         """Return which candidates are members, as `candidate 1` data and `candidate` labels.
 
         Raises:
-            UnknownTruthError: there is no experiment.
-            DataError: other candidates were granted than this experiment has.
+            UnknownTruthError: no truth file is named for the client of a recording made elsewhere.
+            DataError: other candidates were granted than there are now.
         """
-        experiment = case.require_experiment()
         clients = group_members(about) or (int(about["victim"]),)
         non_members, count = str(about["knowledge"]["candidates"]), len(finding.scores)
-        is_member = draw_candidates(experiment.data, clients, non_members, count).members
+        is_member = case.draw_candidates(clients, non_members, count).members
         if len(is_member) != count:
             raise DataError(
-                f"truth: the attack scores {count} candidates, but this experiment has {len(is_member)}; attack again"
+                f"truth: the attack scores {count} candidates, but there are {len(is_member)}; attack again"
             )
         return Truth(data=is_member[:, None].float(), labels=is_member.long())
 

@@ -20,7 +20,7 @@ from fedsim.base.task import Task
 from fedsim.data import Column
 from fedsim.federation.auxiliary import auxiliary_records
 from fedsim.federation.build import Experiment
-from fedsim.federation.candidates import draw_candidates, draw_known_candidates
+from fedsim.federation.candidates import CandidateRecords, draw_candidates, draw_known_candidates
 from fedsim.federation.config import AdversaryTable, AttackFile
 from fedsim.federation.federated_data import GUESSED_EXAMPLES
 from fedsim.federation.properties import property_records
@@ -264,7 +264,7 @@ class OwnRun(Case):
     def check_truth_source(self, fact: str) -> None:
         """Do nothing: the experiment has the data of all clients."""
 
-    def check_candidate_source(self) -> None:
+    def check_candidate_source(self, non_members: str) -> None:
         """Do nothing: the experiment says which records no client holds."""
 
     def check_private_parts(self) -> None:
@@ -300,6 +300,10 @@ class OwnRun(Case):
         table, data = adversary.knowledge, self.own_experiment.data
         drawn = draw_candidates(data, clients, table.candidates, adversary.candidates, int(table.known_candidates))
         return Records(inputs=data.to_model(drawn.inputs), labels=drawn.labels)
+
+    def draw_candidates(self, clients: Sequence[int], non_members: str, most: int) -> CandidateRecords:
+        """Draw the candidates of a finding about `most` of them."""
+        return draw_candidates(self.own_experiment.data, clients, non_members, most)
 
     def known_candidates(self, adversary: AdversaryTable, clients: Sequence[int]) -> KnownCandidates:
         """Draw records that are not among the candidates, with their membership."""

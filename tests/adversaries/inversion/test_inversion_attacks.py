@@ -22,6 +22,7 @@ from adversaries.inversion.inverting_gradients import InvertingGradients
 from adversaries.inversion.long_strides import LongStrides
 from adversaries.inversion.sapag import SelfAdaptiveLeakage
 from adversaries.inversion.see_through_gradients import SeeThroughGradients
+from adversaries.inversion.surrogate_curve import NonLinearSurrogate
 from adversaries.inversion.surrogate_model import SurrogateModelExtension
 from fedsim.base.errors import AttackError, ConfigError, FedsimError, KnowledgeError
 from fedsim.base.metrics import match_examples, psnr
@@ -51,6 +52,7 @@ from fedsim.inversion.restart import objective_and_gradients
 from fedsim.inversion.update_models import (
     GradientAtBroadcast,
     MidpointTraining,
+    SurrogateCurve,
     SurrogatePoint,
     UnrolledTraining,
     UpdateModel,
@@ -429,6 +431,31 @@ def test_the_surrogate_lies_between_both_ends(per_layer: bool) -> None:
     assert place.variables(here)["alpha"].start.shape == value.shape
 
 
+@pytest.mark.parametrize("scales", [0.0, 0.1])
+def test_the_curve_begins_as_the_line_and_bends_towards_its_control_point(scales: float) -> None:
+    here = scene(victim(count=3, local_epochs=4))
+    place, dummy = SurrogateCurve(alpha=0.3, scale_step_size=scales, bend_weight=2.0), random(3, *SHAPE)
+    values = {name: variable.start for name, variable in place.variables(here).items()}
+    line = SurrogatePoint().gradient(here, {"alpha": values["alpha"]}, dummy, LABELS)
+    assert place.penalty(here, values).item() == 0
+    for ours, straight in zip(place.gradient(here, values, dummy, LABELS), line, strict=True):
+        torch.testing.assert_close(ours, straight)
+    # Bend all weights of the last tensor, and scale it.
+    values["bend"][-10:] = 1.5
+    if scales:
+        values["scale"][-1] = 2.0
+    assert place.penalty(here, values).item() == pytest.approx(
+        2.0 * 10 * 1.5**2 / len(values["bend"]) + (0.01 / 4 if scales else 0)
+    )
+    typical_change = (here.before[-1] - here.after[-1]).square().mean().sqrt()
+    expected = [0.3 * start + 0.7 * end for start, end in zip(here.before, here.after, strict=True)]
+    expected[-1] = expected[-1] + 2 * 0.3 * 0.7 * 1.5 * typical_change
+    gradient = here.gradient(expected, dummy, LABELS)
+    gradient[-1] = gradient[-1] * (2.0 if scales else 1.0)
+    for ours, bent in zip(place.gradient(here, values, dummy, LABELS), gradient, strict=True):
+        torch.testing.assert_close(ours, bent)
+
+
 @pytest.mark.parametrize("strides", [1, 3])
 def test_strides_are_the_midpoint_rule_by_equal_lengths(strides: int) -> None:
     here = scene(victim(count=3, local_epochs=20, learning_rate=0.3))
@@ -482,6 +509,7 @@ PARTS: list[tuple[UpdateModel, Distance, Prior]] = [
     (GradientAtBroadcast(), Cosine(), GroupConsistency()),
     (SurrogatePoint(), SquaredL2(layers=(1.0, 2.0, 3.0, 4.0)), SquaredTotalVariation()),
     (SurrogatePoint(per_layer=True), Cosine(), SoftBounds()),
+    (SurrogateCurve(), SquaredL2(), TotalVariation()),
     (UnrolledTraining(), SquaredL2(), EpochConsistency()),
     (UnrolledTraining(), Cosine(), MeanSquare()),
     (MidpointTraining(strides=1), Cosine(), MeanSquare()),
@@ -1202,8 +1230,9 @@ def test_a_row_of_a_regression_is_recovered(run: Run) -> None:
         SeeThroughGradients(bn_weight=0.0, **FEW),
         DataLeakage(**FEW),
         LongStrides(**FEW),
+        NonLinearSurrogate(**FEW),
     ],
-    ids=["ig", "sme", "sme, bfloat16", "idlg", "sapag", "see-through-gradients", "dlfa", "long-strides"],
+    ids=["ig", "sme", "sme, bfloat16", "idlg", "sapag", "see-through-gradients", "dlfa", "long-strides", "nl-sme"],
 )
 def test_tables_with_targets_are_attacked(run: Run, attack: GradientInversion) -> None:
     finding = run(attack, table_victim(3))

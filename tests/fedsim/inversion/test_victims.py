@@ -47,7 +47,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "tableak": {"restarts": 2},
 }
 ATTACKS = ["inverting-gradients", "sme", "sra-gradient"]
-MORE_ATTACKS = ["dlfa", "long-strides", "sapag", "see-through-gradients", "tableak"]
+MORE_ATTACKS = ["dlfa", "long-strides", "nl-sme", "sapag", "see-through-gradients", "tableak"]
 
 
 class Counted:
