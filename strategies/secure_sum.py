@@ -20,6 +20,10 @@ If fewer clients of a group answer than the threshold, its sum is lost: the shar
 not unmask it. If enough answer, the masks of those that dropped out are removed, and only they are
 left out.
 
+A number that is 0 in all updates of a group but one is that client's alone in the sum, as of embeddings of
+words that nobody else has, or of units that are silent for all others. Masks hide who it is, not what it
+sent. So the protocol counts such numbers (`strategies.lone_numbers`) and says how many there are.
+
 With `[distributed_privacy]` all weights are 1, so that no client moves the sum by more than its
 clip. Between 2 and 3 a client adds its share of noise (`fedsim.privacy.distributed`).
 
@@ -50,6 +54,7 @@ from fedsim.federation.secure_aggregation import MODULUS, group_sizes
 from fedsim.privacy.distributed import DistributedPrivacy
 from fedsim.recording.payloads import Dense, Form, Kind, Payload
 from fedsim.recording.wire_format import non_finite_names
+from strategies.lone_numbers import LoneNumbers
 from strategies.message_content import GROUP_RECORD, MEMBERS_KEY
 from strategies.secure_aggregation import weighted_mean
 
@@ -135,6 +140,13 @@ class SecureSum:
             if not group.num_waiting:
                 yield from group.close(message_to, number)
         self._warn_of_clipping(groups, number)
+        self._warn_of_lone_numbers(groups, number)
+
+    def _warn_of_lone_numbers(self, groups: Sequence[_Group], number: int) -> None:
+        for group in groups:
+            lone = group.lone_numbers
+            if lone is not None and lone.count:
+                log.warning("round %d, %s", number, lone.describe())
 
     def _warn_of_clipping(self, groups: Sequence[_Group], number: int) -> None:
         num_clipped = sum(group.num_clipped for group in groups)
@@ -204,6 +216,7 @@ class _Group:
         num_examples: sum of N.
         num_clipped: how many of `num_values` were beyond the clipping range.
         num_values: number of values in all updates.
+        lone_numbers: those of the sum that a single client moved; None where noise hides them, or the sum is lost.
     """
 
     protocol: SecureSum
@@ -215,6 +228,7 @@ class _Group:
     num_examples: int = 0
     num_clipped: int = 0
     num_values: int = 0
+    lone_numbers: LoneNumbers | None = None
 
     def __post_init__(self) -> None:
         self.num_waiting = len(self.members)
@@ -234,6 +248,9 @@ class _Group:
         else:
             self.total = addends
         self._count_clipped(update, count)
+        if self.protocol.privacy is None:
+            self.lone_numbers = self.lone_numbers or LoneNumbers()
+            self.lone_numbers.add(client, list(update.values()))
         self.num_examples += reported_examples(reply)
         self.survivors.append(client)
         for record in reply.array_records.values():
@@ -249,6 +266,7 @@ class _Group:
         total, self.total = self.total, []
         needed = self.protocol.min_survivors(len(self.members))
         if len(self.survivors) < needed:
+            self.lone_numbers = None
             reason = (
                 f"its sum is lost: {len(self.survivors)} of its group of {len(self.members)} answered, {needed} have to"
             )

@@ -294,3 +294,24 @@ def test_the_arrays_are_those_of_an_array_record() -> None:
     (record,) = reply.content.array_records.values()
     assert isinstance(record, ArrayRecord)
     assert all(array.numpy().dtype == np.float32 for array in record.values())
+
+
+def test_numbers_that_a_single_client_moved_are_counted_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    """Both move bias, scale and a row of the weights, and client 2 another row alone."""
+    messages, replies = asked([2, 5]), []
+    for message, reply in zip(messages, answers(messages), strict=True):
+        update = update_of(message.metadata.dst_node_id)
+        update["weight"][2 if message.metadata.dst_node_id == 2 else 1 :] = 0
+        reply.content["arrays"] = make_record(Payload.from_dense(update).arrays())
+        replies.append(reply)
+    with caplog.at_level(logging.WARNING):
+        list(protocol(groups="all").sum_groups(replies, messages, ROUND))
+    assert "clients 2, 5: 4 of 16 numbers of the sum were moved by one of them alone" in caplog.text
+    assert "of client 2 these are 33.3 % of what it moved" in caplog.text
+
+
+def test_where_all_move_all_nothing_is_said_of_lone_numbers(caplog: pytest.LogCaptureFixture) -> None:
+    messages = asked([2, 5])
+    with caplog.at_level(logging.WARNING):
+        list(protocol(groups="all").sum_groups(answers(messages), messages, ROUND))
+    assert "alone" not in caplog.text
