@@ -25,7 +25,7 @@ from fedsim.base.errors import FedsimError, error_reason
 from fedsim.base.process_defaults import protect_defaults
 from fedsim.base.randomness import use_one_thread
 from fedsim.federation.build import Experiment
-from fedsim.federation.engines.arrays import make_record, read_state
+from fedsim.federation.engines.arrays import fill_record, make_record, read_state
 from fedsim.federation.engines.cohort import COHORT_MESSAGE_TYPE
 from fedsim.federation.engines.lent_experiments import find_experiment
 from fedsim.federation.engines.node import play_cohort
@@ -317,5 +317,5 @@ def _defended_reply(
     for defense, defense_key in pair_with_keys(experiment.client_defenses(client)):
         context = client_round.make_context("on_update", defense_key, defense.draws_in_common)
         payload = defend_payload(defense, client_round.broadcast, payload, context)
-    metrics = MetricRecord({"num-examples": num_examples, "train_loss": loss})
+    metrics = fill_record(MetricRecord(), {"num-examples": num_examples, "train_loss": loss})
     return {"arrays": make_record(payload.arrays()), "metrics": metrics}

@@ -340,8 +340,8 @@ def _check_messages(messages: Iterable[Message], experiment: Experiment) -> None
 
     Scores and the adversary's knowledge rely on the declaration.
     """
-    for message in messages:
-        for record in message.content.config_records.values():
+    for content in {id(message.content): message.content for message in messages}.values():
+        for record in content.config_records.values():
             if (asked := record.get("sends", "weights")) != experiment.training.sends:
                 name, sends = experiment.config.strategy.name, experiment.training.sends
                 raise RunError(

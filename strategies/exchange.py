@@ -6,7 +6,7 @@ from collections.abc import Collection, Container, Iterable, Iterator, Mapping, 
 from dataclasses import dataclass
 from typing import Any
 
-from flwr.app import Array, Error, Message, MessageType, RecordDict
+from flwr.app import Array, ArrayRecord, Error, Message, MessageType, RecordDict
 
 from fedsim.base.errors import PayloadError, error_reason, one_line
 from fedsim.federation.engines.arrays import decode_lazily
@@ -87,16 +87,18 @@ class Exchange:
 
     def _copy_messages(self, messages: Sequence[Message]) -> list[ServerMessage]:
         # Nearly always all messages share one content, so each distinct one is read only once.
-        contents = {id(message.content): MessageContent.copy_of(message.content) for message in messages}
-        distinct_contents = {array_identity(content): content for content in contents.values()}
+        contents = {id(content): content for content in (message.content for message in messages)}
+        copies = {key: MessageContent.copy_of(content) for key, content in contents.items()}
+        identities = {key: array_identity(content) for key, content in copies.items()}
+        distinct_contents = {identities[key]: content for key, content in copies.items()}
         states = {identity: self._read_state(content) for identity, content in distinct_contents.items()}
         server_messages: list[ServerMessage] = []
         messages_to_node: dict[int, int] = {}
         for message in messages:
-            node, content = message.metadata.dst_node_id, contents[id(message.content)]
+            node, key = message.metadata.dst_node_id, id(message.content)
             messages_to_node[node] = messages_to_node.get(node, 0) + 1
-            state = states[array_identity(content)]
-            server_messages.append(ServerMessage(node, messages_to_node[node], content, state))
+            state = states[identities[key]]
+            server_messages.append(ServerMessage(node, messages_to_node[node], copies[key], state))
         return server_messages
 
     def _read_state(self, content: MessageContent) -> State:
@@ -227,7 +229,7 @@ class Exchange:
             return refuse_encoded(reply)
         if not reply.has_content() or describe_wrong_records(reply.content):
             return reply
-        ((key, record),) = reply.content.array_records.items()
+        key, record = next((key, value) for key, value in reply.content.items() if isinstance(value, ArrayRecord))
         asked = self.server_messages[index]
         if len(asked.content.arrays) != 1 or not is_encoded(record, asked.before):
             return reply

@@ -22,6 +22,8 @@ GROUP_RECORD, MEMBERS_KEY = "fedsim.group", "members"
 """Config record, and its key, in which the sum over a group names its clients."""
 _EMPTY_KEY = "_empty"
 """Placeholder that Flower's legacy layer puts into a record that holds no arrays."""
+_ARRAYS_AND_METRICS = {ArrayRecord, MetricRecord}
+"""Types of the records that Flower's strategies need."""
 _STATUS_RECORD, _METRICS_RECORD = "fitres.status", "fitres.metrics"
 """ConfigRecords of Flower's legacy layer, with the status of a client and its metrics."""
 
@@ -108,6 +110,8 @@ def describe_wrong_records(content: RecordDict) -> str | None:
     Flower's strategies need both.
     """
     records = list(content.values())
+    if set(map(type, records)) == _ARRAYS_AND_METRICS and len(records) == 2:
+        return None  # nearly always
     for kind, record_type in (("arrays", ArrayRecord), ("metrics", MetricRecord)):
         count = sum(isinstance(record, record_type) for record in records)
         if count != 1:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedProx, FedYogi, Strategy
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 from numpy.typing import NDArray
@@ -77,38 +77,51 @@ class ReplyCollector:
 
     def _close_group(self) -> None:
         contents = [reply.content for reply in self._group]
-        weights: list[Any] = []
-        for content in contents:
-            (record,) = content.metric_records.values()
-            weights.append(record[self._weight_key])
-        metrics = aggregate_metricrecords(contents, self._weight_key)
-        metrics[self._weight_key] = sum(weights)
         (array_key,), (metric_key,) = contents[0].array_records, contents[0].metric_records
-        arrays = _average_arrays([content.array_records[array_key] for content in contents], weights)
+        weights: list[Any] = [content[metric_key][self._weight_key] for content in contents]
+        metrics = self._average_metrics(contents, metric_key, weights)
+        metrics[self._weight_key] = sum(weights)
+        arrays = _average_arrays([content[array_key] for content in contents], weights)  # type: ignore[misc]
         self._replies.append(_with_content(self._group[0], RecordDict({array_key: arrays, metric_key: metrics})))
         self._group = []
+
+    def _average_metrics(self, contents: list[RecordDict], key: str, weights: Sequence[float]) -> MetricRecord:
+        """Return the values of Flower's `aggregate_metricrecords`, which checks the type of each number."""
+        total, sums = sum(weights), dict[str, Any]()
+        for content, weight in zip(contents, weights, strict=True):
+            for name, value in content[key].items():
+                if isinstance(value, list):
+                    return aggregate_metricrecords(contents, self._weight_key)
+                if name != self._weight_key:
+                    product = value * (weight / total)  # type: ignore[operator]
+                    sums[name] = sums[name] + product if name in sums else product
+        return MetricRecord(sums)
 
 
 def _average_arrays(records: Sequence[ArrayRecord], weights: Sequence[float]) -> ArrayRecord:
     """Return the values of Flower's `aggregate_arrayrecords`, without a copy of each array and product."""
     total = sum(weights)
     sums: dict[str, NDArray[Any]] = {}
+    products: dict[np.dtype[Any], NDArray[Any]] = {}  # memory for those of a block, by type of the values
     for record, weight in zip(records, weights, strict=True):
         for name, array in record.items():
             values = view_values(array)
             if name in sums:
-                _add_product(sums[name], values, weight / total)
+                if values.dtype not in products:
+                    products[values.dtype] = np.empty(_BLOCK, (values.reshape(-1)[:0] * (weight / total)).dtype)
+                _add_product(sums[name], values, weight / total, products[values.dtype])
             else:
                 sums[name] = np.asarray(values * (weight / total), order="C")
     return ArrayRecord({name: LazyArray(values) for name, values in sums.items()})
 
 
-def _add_product(sums: NDArray[Any], values: NDArray[Any], factor: float) -> None:
-    """Add `values * factor` to `sums`, block by block, so that products stay in the cache."""
+def _add_product(sums: NDArray[Any], values: NDArray[Any], factor: float, products: NDArray[Any]) -> None:
+    """Add `values * factor` to `sums`, block by block, so that `products` of a block stay in the cache."""
     flat_sums, flat_values = sums.reshape(-1), values.reshape(-1)
-    for start in range(0, sums.size, _BLOCK):
-        block = slice(start, start + _BLOCK)
-        flat_sums[block] += flat_values[block] * factor
+    for start in range(0, sums.size, len(products)):
+        block = flat_sums[start : start + len(products)]
+        product = np.multiply(flat_values[start : start + len(products)], factor, out=products[: len(block)])
+        np.add(block, product, out=block)
 
 
 def _weight_key(strategy: Strategy) -> str:

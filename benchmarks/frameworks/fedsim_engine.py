@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
 import fedsim.base.task
@@ -66,13 +65,15 @@ def run(task: Task) -> Mapping[str, Tensor]:
             "vectorise": not task.loop,
         },
         "strategy": {
-            "name": "frameworks.strategy:TimedFedAvg",
+            "name": "fedavg",
             "fraction_train": task.trained / task.clients,
         },
         "recording": {} if task.record else {"rounds": [1]},
     }
-    with tempfile.TemporaryDirectory() as folder:
-        run_federation(validate_tables(Config, tables, "benchmark"), OpenRun(Path(folder) / "run"))
-    from frameworks.strategy import TimedFedAvg  # not before fedsim has told Flower to be quiet
+    config = validate_tables(Config, tables, "benchmark")
+    from frameworks.strategy import latest_state, watch_fedavg  # not before fedsim has told Flower to be quiet
 
-    return {name: torch.tensor(array.numpy()) for name, array in TimedFedAvg.latest.items()}
+    watch_fedavg()
+    with tempfile.TemporaryDirectory() as folder:
+        run_federation(config, OpenRun(Path(folder) / "run"))
+    return latest_state()

@@ -9,12 +9,13 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from frameworks.jobs import ACTORS, BATCH, JOBS, LEARNING_RATE, Task
-from frameworks.strategy import TimedFedAvg
+from frameworks.strategy import latest_state, watch_fedavg
 
 client_app = ClientApp()
 
@@ -45,12 +46,13 @@ def train(message: Message, context: Context) -> Message:
 def run(task: Task) -> Mapping[str, Tensor]:
     """Return the final global model."""
     server_app = ServerApp()
+    watch_fedavg()
 
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:
         # The nodes appear one by one, and the first round would take a fraction of those that it sees.
         everybody = {"min_train_nodes": task.clients, "min_available_nodes": task.clients}
-        strategy = TimedFedAvg(fraction_evaluate=0.0, **everybody)
+        strategy = FedAvg(fraction_evaluate=0.0, **everybody)
         config = ConfigRecord({"job": task.job})
         arrays = ArrayRecord(task.work.network().state_dict())
         strategy.start(grid=grid, initial_arrays=arrays, num_rounds=task.rounds, train_config=config)
@@ -61,4 +63,4 @@ def run(task: Task) -> Mapping[str, Tensor]:
         num_supernodes=task.clients,
         backend_config={"init_args": {"num_cpus": ACTORS}, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
     )
-    return TimedFedAvg.latest.to_torch_state_dict()
+    return latest_state()

@@ -23,6 +23,10 @@ _ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # As the command `fedsim` sets them (`fedsim.cli.allocator`), so that freed memory is reused; for all frameworks.
+    "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_MMAP_MAX_": "0",
 }
 _LIMIT = 3600.0
 _PAUSE = 0.1

@@ -332,7 +332,7 @@ class _BatchPlan:
         is_step = torch.arange(int(steps.max())) < steps[:, None]  # client step
         # Pad all batches to the size of the largest.
         all_batches = [batch for client_batches in batches_by_client for batch in client_batches]
-        sizes = torch.tensor([len(batch) for batch in all_batches])
+        sizes = torch.tensor([batch.numel() for batch in all_batches])
         padded = pad_sequence(all_batches, batch_first=True)
         index = torch.zeros(*is_step.shape, padded.shape[1], dtype=torch.int64)
         weights = torch.zeros(index.shape)
@@ -340,7 +340,7 @@ class _BatchPlan:
         is_example = torch.arange(padded.shape[1]) < sizes[:, None]
         weights[is_step] = is_example / sizes[:, None].clamp(min=1)
         non_empty_steps = torch.tensor(
-            [sum(len(batch) > 0 for batch in client_batches) for client_batches in batches_by_client]
+            [sum(batch.numel() > 0 for batch in client_batches) for client_batches in batches_by_client]
         )
         inputs = [share.inputs.to(device) for share in shares]
         labels = pad_sequence([share.labels for share in shares], batch_first=True)

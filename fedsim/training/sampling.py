@@ -16,7 +16,10 @@ def shuffled_batches(count: int, settings: LocalTraining, order: torch.Generator
     """Yield the indices of each local step's examples, in shuffled epochs drawn from `order`."""
     steps = settings.steps(count)
     while steps > 0:
-        for index in torch.split(torch.randperm(count, generator=order), settings.batch_size)[:steps]:
+        epoch = torch.randperm(count, generator=order)
+        # To split what is one batch takes longer than to draw it.
+        batches = (epoch,) if 0 < count <= settings.batch_size else torch.split(epoch, settings.batch_size)
+        for index in batches[:steps]:
             steps -= 1
             yield index
 

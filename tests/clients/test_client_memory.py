@@ -204,7 +204,7 @@ def test_each_client_counts_the_rounds_in_which_it_was_accepted(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fedsim.federation.engines.cohort, "_MESSAGE_BYTES", size)
         patch.setattr(
-            fedsim.federation.engines.cohort, "default_reply_memory", lambda: room
+            fedsim.federation.engines.cohort, "default_reply_memory", lambda num_bytes: room
         )  # what comes before its turn waits on disk
         for number, clients in enumerate(rounds):
             now["round"] = number

@@ -118,7 +118,7 @@ def test_replies_that_waited_on_disk_give_the_same_bytes(
         park(self, file)
 
     monkeypatch.setattr(LazyArray, "move_to_file", watched)
-    monkeypatch.setattr(fedsim.federation.engines.cohort, "default_reply_memory", lambda: 0)
+    monkeypatch.setattr(fedsim.federation.engines.cohort, "default_reply_memory", lambda num_bytes: 0)
     monkeypatch.setattr(fedsim.federation.engines.cohort, "_MESSAGE_BYTES", 9000)
     streamed = run_serial(config, tmp_path / "streamed")
     assert len(moved) == 2 * 7 * 4
@@ -294,7 +294,7 @@ def test_vectorise_false_trains_one_by_one(tmp_path: Path, at_once: list[int]) -
 def test_a_disk_that_is_full_of_waiting_replies_ends_the_run_and_keeps_the_earlier_rounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fedsim.federation.engines.cohort, "default_reply_memory", lambda: 0)
+    monkeypatch.setattr(fedsim.federation.engines.cohort, "default_reply_memory", lambda num_bytes: 0)
     park, count = LazyArray.move_to_file, 0
 
     def full(self: LazyArray, file: Any) -> None:

@@ -30,6 +30,7 @@ from fedsim.base.files import write_all
 from fedsim.recording.payloads import Payload, State, is_encoded
 
 _RecordT = TypeVar("_RecordT", ArrayRecord, MetricRecord, ConfigRecord)
+_DictT = TypeVar("_DictT", bound=TypedDict[Any, Any])
 _NUMPY_TYPE = "numpy.ndarray"
 _NPY_1_0 = b"\x93NUMPY\x01\x00"
 """Magic bytes and version at the start of an .npy file."""
@@ -179,9 +180,16 @@ def make_record(state: Mapping[str, Tensor]) -> ArrayRecord:
     >>> make_record({"weight": torch.zeros(2, 3)})["weight"].shape
     (2, 3)
     """
-    record = ArrayRecord()  # given a dict, its constructor would turn each array into bytes
-    # Past the checks of Flower's dictionary, which take longer than all else here.
-    vars(record)["_data"].update({name: LazyArray(tensor.numpy()) for name, tensor in state.items()})
+    # Given a dict, its constructor would turn each array into bytes.
+    return fill_record(ArrayRecord(), {name: LazyArray(tensor.numpy()) for name, tensor in state.items()})
+
+
+def fill_record(record: _DictT, values: Mapping[str, Any]) -> _DictT:
+    """Put `values` of the right types into a new record of Flower, past its checks, and return it.
+
+    The checks of its dictionaries take longer than all else that is done for a small reply.
+    """
+    vars(record)["_data"].update(values)
     return record
 
 
@@ -205,7 +213,7 @@ class ReplyRecords(RecordDict):
 
     def __init__(self, records: Mapping[str, ArrayRecord | MetricRecord | ConfigRecord]) -> None:
         super().__init__()
-        vars(self)["_data"].update(records)
+        fill_record(self, records)
 
     @property
     def array_records(self) -> TypedDict[str, ArrayRecord]:

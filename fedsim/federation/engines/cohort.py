@@ -53,9 +53,15 @@ ORDER_RECORD = "cohort"
 TOO_LATE = "no reply in time"
 
 
-def default_reply_memory() -> int:
-    """Return the default memory for replies: a quarter of what is free, at least 512 MB."""
-    return max(512 << 20, free_memory() // 4)
+_LEAST_REPLY_MEMORY = 512 << 20
+"""Bytes of replies that may stay in memory in any case."""
+
+
+def default_reply_memory(num_bytes: int) -> int:
+    """Return the default memory for about `num_bytes` of replies: a quarter of what is free, at least 512 MB."""
+    if num_bytes < _LEAST_REPLY_MEMORY // 2:  # to ask what is free takes two milliseconds
+        return _LEAST_REPLY_MEMORY
+    return max(_LEAST_REPLY_MEMORY, free_memory() // 4)
 
 
 _CLIENT_FAILED = 2
@@ -170,9 +176,10 @@ class CohortGrid(Grid):
         there is a folder for that. They are read again from there whenever they are needed.
         """
         messages = list(messages)
-        if messages and self._reply_bytes(messages) > _COLLECT_FROM_BYTES:
+        num_bytes = self._reply_bytes(messages) if messages else 0
+        if num_bytes > _COLLECT_FROM_BYTES:
             gc.collect()  # Flower's records are cyclic, so those of the last round are still in memory
-        limit = default_reply_memory() if self._reply_memory is None else self._reply_memory
+        limit = default_reply_memory(num_bytes) if self._reply_memory is None else self._reply_memory
         spool = None if self._spool_folder is None else ReplySpool(self._spool_folder, limit)
         for message, answer in self._exchange(messages, timeout, spool):
             self.client_state.extract(_client(message), answer)

@@ -21,6 +21,7 @@ from flwr.app.metadata import Metadata
 from flwr.clientapp import ClientApp
 
 from fedsim.base.errors import error_reason
+from fedsim.federation.engines.arrays import fill_record
 from fedsim.federation.engines.client_state import STATE_PREFIX, add_state, read_states
 from fedsim.federation.engines.cohort import ORDER_RECORD, TOO_LATE, error_reply
 
@@ -60,7 +61,7 @@ def play_cohort(
     # Time on the way counts, also that of waiting until this node is free.
     delay = max(0.0, time.time() - message.metadata.created_at)
     budget = _TimeBudget(order["seconds"] - delay)
-    answers = RecordDict()
+    answers: dict[str, Any] = {}
 
     def play_client(client: int, state: RecordDict) -> Mapping[str, Any]:
         client_context = Context(
@@ -95,7 +96,7 @@ def play_cohort(
                 budget.finished += reply is not None
             records = _attach_state(reply, states[client])
             answers.update({f"{client}/{name}": record for name, record in records.items()})
-    return Message(answers, reply_to=message)
+    return Message(fill_record(RecordDict(), answers), reply_to=message)
 
 
 class _TimeBudget:
@@ -193,7 +194,7 @@ def _attach_state(reply: Mapping[str, Any] | None, state: RecordDict) -> Mapping
 def _make_client_message(physical: Message, records: Mapping[str, Any], client: int, message_type: str) -> Message:
     """Return the message to one client, as an engine would have delivered it."""
     metadata = _make_metadata(physical.metadata, client, message_type)
-    return Message(content=RecordDict(dict(records)), metadata=metadata)  # type: ignore[call-overload, no-any-return]
+    return Message(content=fill_record(RecordDict(), records), metadata=metadata)  # type: ignore[call-overload, no-any-return]
 
 
 def _make_metadata(physical: Metadata, client: int, message_type: str) -> Metadata:

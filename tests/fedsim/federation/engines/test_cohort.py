@@ -334,7 +334,7 @@ def test_nodes_do_not_wait_for_the_slowest_and_what_they_send_waits_on_disk(
     seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(fedsim.federation.engines.cohort, "_MESSAGE_BYTES", 1)
-    monkeypatch.setattr(fedsim.federation.engines.cohort, "default_reply_memory", lambda: 0)
+    monkeypatch.setattr(fedsim.federation.engines.cohort, "default_reply_memory", lambda num_bytes: 0)
     nodes = 1 + seed % 4
     grid, physical = slow(40, nodes, seed=seed, parking=tmp_path)
     physical.longest[min(physical.longest)] = 30
@@ -585,7 +585,7 @@ def test_whoever_stops_listening_leaves_the_rest_unsent(monkeypatch: pytest.Monk
 def test_replies_are_parked_where_there_is_a_folder_for_them_and_still_say_the_same(
     parked: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(fedsim.federation.engines.cohort, "default_reply_memory", lambda: 0)
+    monkeypatch.setattr(fedsim.federation.engines.cohort, "default_reply_memory", lambda num_bytes: 0)
     grid, _ = slow(10, 2, parking=tmp_path if parked else None)
     replies = list(grid.send_and_receive(broadcast(range(10))))
     arrays = [reply.content.array_records["arrays"]["w"] for reply in replies]
