@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fedsim.api.tables import LISTS, TABLES, describe_table
+from fedsim.api.tables import LISTS, TABLES, describe_class, describe_table
+from fedsim.federation.app_file import AppFederationTable
 from fedsim.plugins import registry
 from fedsim.plugins.descriptions import describe_plugin
 from fedsim.plugins.setting_texts import read_setting_texts
@@ -22,6 +23,11 @@ the same of one table (`fedsim show training`) or plug-in (`fedsim show sme`), y
 
 Types and defaults are written as Python writes them: `True` is `true` in a file, and a key whose default is `None` is
 left out there.
+"""
+RUN_CONFIG = """### `[run_config]` of a Flower app
+
+Settings of the app that differ from those in its pyproject.toml, as in `flwr run --run-config`: the keys are the app's,
+and one that it does not have is refused. Tables within are keys with dots.
 """
 TITLES: dict[registry.Group, str] = {
     "attacks": "Attacks",
@@ -46,6 +52,9 @@ def page() -> str:
         heading = f"[[{name}]]" if name in LISTS else f"[{name}]"
         rows = [(key.name, key.kind, key.default, key.meaning) for key in described.keys]
         parts += [f"### `{heading}`\n", f"{described.text}\n", *_table("key", rows)]
+    federation = describe_class("federation", AppFederationTable)
+    rows = [(key.name, key.kind, key.default, key.meaning) for key in federation.keys]
+    parts += ["### `[federation]` of a Flower app\n", f"{federation.text}\n", *_table("key", rows), RUN_CONFIG]
     for group, title in TITLES.items():
         parts += [f"## {title}\n", *_plugins(group)]
     return "\n".join(parts)

@@ -187,6 +187,11 @@ def parse_request(
     run_config = app.merge_config(spec.run_config)
     build_app_defenses(spec)
     build_attacks(spec)
+    if spec.adversary.knowledge.defenses is True and not spec.defense:
+        raise ConfigError(
+            f"{where}: adversary.knowledge.defenses: fedsim puts no defense around the clients, and nobody can say "
+            "what the app does itself; add a [[defense]], or leave the key out"
+        )
     if spec.adversary.when == "in-round":
         raise ConfigError(f"{where}: adversary.when: 'in-round' is for experiments; an app is attacked at its end")
     return AppRequest(app=app, run_config=run_config, file=spec, beside=beside)

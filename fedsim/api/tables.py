@@ -99,7 +99,11 @@ class TableDescription:
 
 def describe_table(name: str) -> TableDescription:
     """Return what is known of the table called `name`, which is one of `TABLES`."""
-    cls = TABLES[name]
+    return describe_class(name, TABLES[name])
+
+
+def describe_class(name: str, cls: type[BaseModel]) -> TableDescription:
+    """Return what is known of a table that `cls` checks."""
     texts = read_setting_texts(LocalTraining if name == "training" else cls)
     keys = [_describe_key(key, field, texts) for key, field in cls.model_fields.items()]
     docstring = (inspect.getdoc(cls) or "").partition("\n\nAttributes:")[0]

@@ -65,6 +65,7 @@ from fedsim.base.files import temporary_folder
 from fedsim.base.progress import track
 from fedsim.base.workers import run_in_processes
 from fedsim.data.cache import cache_folder
+from fedsim.federation.app_file import read_app_defenses
 from fedsim.federation.build import Experiment, build_attacks, find_data_folder, find_weights_folder
 from fedsim.federation.config import PUBLIC_KEY, AttackFile, Config
 from fedsim.federation.failed_attacks import FailedAttack, save_failed_attacks
@@ -134,7 +135,10 @@ class Audit:
                 raise ConfigError(f"truth.{PUBLIC_KEY}: the data set of this run has test examples; leave the key out")
             return OwnRun(files, self.experiment)
         columns = self.spec.adversary.knowledge.columns
-        return ForeignRecording(files, columns=columns if isinstance(columns, list) else ())
+        defenses = []
+        if self.spec.adversary.knowledge.defenses is True:
+            defenses = read_app_defenses(self.folder.app, trust=self.trust)
+        return ForeignRecording(files, columns=columns if isinstance(columns, list) else (), defenses=tuple(defenses))
 
     @cached_property
     def attacks(self) -> TitledAttacks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field, model_validator
@@ -15,14 +16,20 @@ from fedsim.federation.config import (
     Table,
     check_choice,
     check_group_sizes,
+    validate_tables,
 )
+from fedsim.federation.reading import read_toml
+from fedsim.federation.trust import check_trust
+from fedsim.interfaces.defense import Defense
+from fedsim.interfaces.defense_checks import check_defense
+from fedsim.plugins import registry
 
 RunConfig = dict[str, bool | int | float | str]
 """Settings of an app by key, as both of its sides find them in their context."""
 
 
 class AppFederationTable(Table):
-    """[federation] of an app: how many clients, drawn with which seed.
+    """[federation]: how many clients an app has, and the seed of all that is drawn.
 
     Its number of rounds is a setting of the app, most often `run_config.num-server-rounds`.
     """
@@ -64,6 +71,28 @@ class AppFile(AttackFile):
     def attack_file(self) -> AttackFile:
         """Return what the file says of the adversary."""
         return AttackFile.model_construct(**{name: getattr(self, name) for name in AttackFile.model_fields})
+
+
+def read_app_defenses(path: Path, *, trust: bool) -> list[Defense]:
+    """Build the defenses that fedsim put around the clients of an app; none where it ran no app.
+
+    Args:
+        path: of `app.toml` in the run folder.
+        trust: import code that it names.
+
+    Raises:
+        ConfigError: the file is damaged.
+        TrustError: it names code, and is not trusted.
+    """
+    if not path.is_file():
+        return []
+    tables = read_toml(path)
+    file = validate_tables(AppFile, {key: tables[key] for key in ("defense",) if key in tables}, str(path))
+    check_trust(file, path, trust)
+    defenses = []
+    for number, table in enumerate(file.defense):
+        defenses.append(check_defense(registry.build("defenses", table.name, table.settings, f"defense.{number}")))
+    return defenses
 
 
 RUN_TABLES = tuple(name for name in AppFile.model_fields if name not in AttackFile.model_fields)

@@ -202,6 +202,24 @@ def test_defenses_act_on_what_each_client_sends(tmp_path: Path) -> None:
     assert "top-k" in (tmp_path / "top" / "report.html").read_text()
 
 
+def test_an_attack_may_be_told_of_the_defenses_of_an_app(tmp_path: Path) -> None:
+    app = write_app(tmp_path / "app")
+    sys.path.insert(0, str(app))
+    truth = fedsim.write_truth(tmp_path / "truth", __import__("small_task").load_partition, range(3))
+    table = "".join(f'{client} = "{path}"\n' for client, path in truth.items())
+    attack = ATTACK.replace("[[attack]]", "defenses = true\nlabels = true\n[[attack]]", 1)
+    attack = attack.replace('"spear-ica"', '"inverting-gradients"\niterations = 3')
+    (app / "attack.toml").write_text(f"{attack}[truth]\n{table}")
+    kept = {"name": "top-k", "fraction": 0.2}
+    told = fedsim.run_app(app, app / "attack.toml", tmp_path / "told", set={"defense": [kept]})
+    assert set(told.scores.attack) == {"inverting-gradients", "inverting-gradients adaptive"}
+    values = told.scores[told.scores.metric == "mse"].groupby("attack").value.mean()
+    assert values.nunique() == 2, "the adaptive form passes its gradients through the defense"
+    with pytest.raises(ConfigError, match="fedsim puts no defense around the clients"):
+        fedsim.run_app(app, app / "attack.toml", tmp_path / "plain")
+    assert not (tmp_path / "plain").exists(), "said before the app runs"
+
+
 def test_under_secure_aggregation_the_server_sees_sums(tmp_path: Path, call: Call) -> None:
     app = write_app(tmp_path / "app")
     run(app, tmp_path / "plain")

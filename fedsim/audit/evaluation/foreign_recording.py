@@ -17,6 +17,7 @@ from fedsim.data import Examples
 from fedsim.federation.candidates import CandidateRecords, draw_foreign_candidates
 from fedsim.federation.config import PUBLIC_KEY, AdversaryTable, AttackFile, validate_tables
 from fedsim.interfaces.attack import Attack
+from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.knowledge import HELD_OUT, OTHER_CLIENTS, TRAINING_FACTS, Knowledge, Records
 from fedsim.interfaces.modality import PublicExamples
 from fedsim.recording.header import Header
@@ -31,9 +32,11 @@ class ForeignRecording(Case):
 
     Attributes:
         columns: number of features of each column of a table; empty where the file states none.
+        defenses: that fedsim put around the clients of an app that it ran; empty where it did not, or none are granted.
     """
 
     columns: Sequence[int] = ()
+    defenses: Sequence[Defense] = ()
     is_described_by_file = True
     experiment = None
     seed = 0
@@ -41,7 +44,6 @@ class ForeignRecording(Case):
     clients = None
     tokens = ()
     training = None
-    defenses = ()
     shows_sums_alone = False
 
     def require_experiment(self) -> NoReturn:
@@ -97,7 +99,7 @@ class ForeignRecording(Case):
 
     def protocol_facts(self) -> dict[str, Any]:
         """Return the loss that nearly all apps train with."""
-        return {"loss": cross_entropy}
+        return {"loss": cross_entropy} | ({"defenses": tuple(self.defenses)} if self.defenses else {})
 
     def full_knowledge(self, grant: Callable[[], Knowledge]) -> Knowledge:
         """Return what the attack file grants: nobody knows more."""
@@ -112,6 +114,11 @@ class ForeignRecording(Case):
                 f"adversary.knowledge.{name}: it is not known which records the clients of a recording "
                 "made elsewhere do not train on; attack the run of an experiment, pass them to `fedsim.attack`, or "
                 f"name a file of auxiliary ones as truth.{PUBLIC_KEY}"
+            )
+        if name == "defenses" and not self.defenses and adversary.knowledge.defenses is True:
+            raise ConfigError(
+                "adversary.knowledge.defenses: fedsim put no defense around these clients, and nobody can say what an "
+                "app does itself; leave the key out"
             )
         is_asked_for = name in adversary.knowledge.model_fields_set
         if getattr(adversary.knowledge, name) is not True or not is_asked_for:
