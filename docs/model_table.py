@@ -35,6 +35,7 @@ DLG, NOBODY = "DLG", "–"
 ROWS: list[tuple[str, Mapping[str, Any], tuple[str, Task], str]] = [
     ("linear", {}, FLIGHTS, LMRA),
     ("mlp", {"hidden": (1000, 1000)}, FEMNIST, SME),
+    ("precode", {}, MNIST, "PRECODE"),
     ("mlp", {"hidden": (256, 256, 256)}, FLIGHTS, LMRA),
     ("mlp", {"hidden": (256, 256, 256)}, ADULT, LMRA),
     ("mlp", {"hidden": (256, 256, 256), "batch_norm": True}, ADULT, LMRA),
