@@ -422,5 +422,8 @@ def parse_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"adversary.device: '{name}' is not usable here ({first_line(error)})") from error
+        raise ConfigError(
+            f"adversary.device: '{name}' is not usable here ({first_line(error)}); expected auto, cpu or a GPU of this "
+            "machine, such as cuda:0"
+        ) from error
     return device

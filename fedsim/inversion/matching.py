@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedsim.base.constraints import NonNegativeInt, PositiveInt
-from fedsim.base.errors import AttackError, KnowledgeError
+from fedsim.base.errors import AttackError, KnowledgeError, first_line
 from fedsim.base.task import Goal, takes_targets
 from fedsim.interfaces.attack import (
     FAILURES,
@@ -262,7 +262,7 @@ class GradientInversion(Attack):
         start = restarts[0].values()
         start["dummy"] = dummy_data(recipe, problem, start["dummy"]).detach()
         check_differentiability(problem, start, dummy_labels(recipe, problem, start), distance_of)
-        return InversionTask(
+        task = InversionTask(
             recipe=recipe,
             problem=problem,
             target=target,
@@ -270,6 +270,7 @@ class GradientInversion(Attack):
             precision_context=partial(self._precision_context, problem.labels.device),
             victim_context=victim_context,
         )
+        return task if self.precision == "float32" else _with_enough_precision(task)
 
     def _warn_of_mismatch(
         self, recipe: Recipe, problem: InversionProblem, update: Update, knowledge: Knowledge
@@ -380,6 +381,21 @@ class GradientInversion(Attack):
             return graphs[names](*inputs)
 
         return [restart.make_step(partial(evaluate_compiled, restart)) for restart in task.restarts]
+
+
+def _with_enough_precision(task: InversionTask) -> InversionTask:
+    """Return the task, in float32 and with a warning where half precision does not do for its loss or model."""
+    evaluate = task.restart_evaluation(task.restarts[0])
+    try:
+        if all(bool(result.isfinite().all()) for result in evaluate(0)):
+            return task
+        cause = "values are not finite"
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        cause = first_line(error)
+    warn(f"{task.problem.where}: half precision does not do here ({cause}), so all is computed in float32")
+    return replace(task, precision_context=nullcontext)
 
 
 def find_labels(problem: InversionProblem, update: Update, knowledge: Knowledge, rng: torch.Generator) -> Tensor:

@@ -11,6 +11,7 @@ import pickle
 import shutil
 import sys
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -35,6 +36,7 @@ from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import read_rows
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.interfaces.knowledge import FACTS
+from fedsim.inversion import batched_restarts, matching, restart
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.report import run_contents
@@ -584,6 +586,50 @@ def test_a_victim_whom_the_run_never_sampled_fails_alone(run: Path) -> None:
     [failure] = open_audit(run, own).run()
     assert failure.endswith("client 2 is not recorded; recorded: [0, 1, 3]")
     assert len(findings(run)) == 1
+
+
+@pytest.mark.parametrize(("at_once", "kept"), [(False, [0]), (True, [])])
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (torch.AcceleratorError("CUDA error: unspecified launch failure\nmore"), "the device failed or was lost (CUDA"),
+        (torch.OutOfMemoryError("CUDA out of memory."), "the device's memory does not last for one restart (CUDA"),
+    ],
+    ids=["lost", "too small"],
+)
+def test_a_device_that_is_lost_midway_keeps_findings_and_is_one_sentence_a_victim(
+    run: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, sentence: str, at_once: bool, kept: list[int]
+) -> None:
+    calls = count()
+
+    def lose_device(compute: Callable[..., Any]) -> Callable[..., Any]:
+        def compute_until_lost(*arguments: Any) -> Any:
+            if next(calls) == 3:
+                monkeypatch.setattr(restart, "objective_and_gradients", fail)
+                monkeypatch.setattr(batched_restarts._BatchedCall, "compute", fail)
+                raise error
+            return compute(*arguments)
+
+        return compute_until_lost
+
+    def fail(*arguments: Any) -> Any:
+        raise error
+
+    attacks = attack_file([{"name": "sme", "iterations": 3}], adversary={"victims": [0, 1, 3], "rounds": [1]})
+    with monkeypatch.context() as patch:
+        patch.setattr(matching, "batching_pays", lambda device: at_once)
+        if at_once:
+            compute = lose_device(batched_restarts._BatchedCall.compute)
+            patch.setattr(batched_restarts._BatchedCall, "compute", compute)
+        else:
+            patch.setattr(restart, "objective_and_gradients", lose_device(restart.objective_and_gradients))
+        failures = open_audit(run, attacks).run()
+    monkeypatch.undo()
+    assert list(findings(run)) == [f"sme/round-1-client-{client}-repeat-0" for client in kept]
+    assert len(failures) == 3 - len(kept)
+    assert all(failure.startswith("sme, round 1") and sentence in failure for failure in failures)
+    assert open_audit(run, attacks).run() == []
+    assert len(findings(run)) == 3
 
 
 def test_a_victim_who_is_recorded_nowhere_is_an_error_before_any_work(run: Path) -> None:

@@ -798,6 +798,21 @@ def test_bfloat16_differs_by_little_and_by_something(run: Run) -> None:
     assert half.data.dtype == torch.float32
 
 
+def test_a_loss_that_needs_more_than_half_precision_gets_it_and_a_warning_says_so(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    def exact_loss(logits: Tensor, labels: Tensor, **how: Any) -> Tensor:
+        if logits.dtype == torch.bfloat16:
+            raise RuntimeError("half precision is too coarse\nfor this")
+        return cross_entropy(logits, labels, **how)
+
+    of = victim(count=2)
+    of = dataclasses.replace(of, knowledge=dataclasses.replace(of.knowledge, loss=exact_loss))
+    full, half = (run(InvertingGradients(iterations=3, precision=p), of) for p in ("float32", "bfloat16"))
+    assert torch.equal(full.data, half.data)
+    assert "half precision does not do here (half precision is too coarse)" in caplog.text
+
+
 # The compiled path.
 
 
