@@ -21,6 +21,7 @@ from fedsim.interfaces.attack import Attack, Knowledge, Records, warn
 from fedsim.interfaces.defense import Defense, apply_adversary_views
 from fedsim.interfaces.message_noise import MessageNoise
 from fedsim.inversion.named_states import named_states, running_statistic_names
+from fedsim.inversion.shared_setup import ask_once, move_weights
 from fedsim.modalities import known_modality, smooth_dimensions
 from fedsim.recording.wire_format import State, Update
 from fedsim.training.example_independence import find_training_only_layer
@@ -325,7 +326,7 @@ def build_problem(
         model=model,
         loss=add_model_term(knowledge.loss, model),  # type: ignore[arg-type]
         parameter_names=tuple(trained),
-        before=[before[name].to(device) for name in trained],
+        before=move_weights(before, trained, device),
         after=[] if gradient is not None else [after[name].to(device) for name in trained],
         buffers={name: {**before, **private_parts}[name].to(device) for name in (*unmoved_names, *private_parts)},
         returned_buffers={name: after[name].to(device) for name in returned_names},
@@ -376,12 +377,14 @@ def _check_num_examples(update: Update, knowledge: Knowledge, where: str) -> Non
 
 def _check_direction(scene: InversionProblem) -> None:
     """Raise AttackError unless the update is finite and not zero."""
-    if not all(bool(delta.square().sum().isfinite()) for delta in scene.direction):
+    facts = [torch.stack([delta.square().sum().isfinite(), (delta != 0).any()]) for delta in scene.direction]
+    is_finite, has_moved = zip(*torch.stack(facts).tolist(), strict=True)
+    if not all(is_finite):
         raise AttackError(
             f"{scene.where}: what it sent is so large that its square is infinite; this update "
             "cannot be attacked, choose another round or victim"
         )
-    if not any(bool((delta != 0).any()) for delta in scene.direction):
+    if not any(has_moved):
         cause = "w_T equals w_0" if scene.sent_gradient is None else "the gradient is zero"
         raise AttackError(f"{scene.where}: {cause}, there is nothing to match")
 
@@ -430,10 +433,14 @@ def warn_unless_plain_sgd(attack: Attack, knowledge: Knowledge, where: str, *, s
 
 def warn_of_dropout(attack: Attack, model: nn.Module, knowledge: Knowledge, where: str) -> None:
     """Warn if layers of `model` are random in training, as dropout is; attacks switch it off."""
-    inputs = _probe_inputs(model, knowledge)
-    if inputs is None or not getattr(model, "draws_in_training", True):
-        return
-    if layers := find_stochastic_layers(deepcopy(model).train(), inputs):
+
+    def find_layers() -> Sequence[str]:
+        inputs = _probe_inputs(model, knowledge)
+        if inputs is None or not getattr(model, "draws_in_training", True):
+            return []
+        return list(find_stochastic_layers(deepcopy(model).train(), inputs))
+
+    if layers := ask_once("layers that draw", model, knowledge, find_layers):
         names = join_first([f"'{name}'" for name in layers], 3)
         verb = "drops" if len(layers) == 1 else "drop"
         warn(
@@ -447,8 +454,12 @@ def check_evaluation_mode(model: nn.Module, knowledge: Knowledge, where: str) ->
 
     Attacks run the model in evaluation mode, clients train it in training mode.
     """
-    inputs = _probe_inputs(model, knowledge)
-    if inputs is not None and (layer := find_training_only_layer(model, inputs)):
+
+    def find_layer() -> str | None:
+        inputs = _probe_inputs(model, knowledge)
+        return None if inputs is None else find_training_only_layer(model, inputs)
+
+    if layer := ask_once("layer of training alone", model, knowledge, find_layer):
         raise AttackError(
             f"{where}: {layer} computes otherwise while a client trains than in evaluation, so "
             "that no gradient could be matched; use parametrizations in place of the old "

@@ -19,6 +19,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedsim.inversion import shared_setup
+
 ROOT = Path(__file__).parents[2]
 ROOMS = tuple(str(ROOT / room) for room in ("adversaries", "clients", "fedsim"))
 DEVICE = torch.device("meta")
@@ -211,5 +213,6 @@ def _mapped(change: Callable[[Any], Any], tree: Any) -> Any:
 
 @pytest.fixture
 def accelerator() -> Accelerator:
-    """One that is there for a test."""
+    """One that is there for a test, in which every model is asked about anew."""
+    shared_setup._answers.clear()
     return Accelerator()

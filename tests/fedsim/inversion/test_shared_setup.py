@@ -1,0 +1,102 @@
+"""Victims of one federation share what their set-up asks of the model, and weights that are equal."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedsim.interfaces.knowledge import Knowledge
+from fedsim.inversion import problem as problem_module
+from fedsim.inversion import shared_setup
+from fedsim.inversion.problem import build_problem
+from fedsim.inversion.shared_setup import ask_once, move_weights
+from fedsim.training.model_state import copy_state
+from tests.support.recordings import build_update
+
+META = torch.device("meta")
+
+
+class Builder:
+    """Builds a small network, of another width where it is told."""
+
+    width = 3
+
+    def __call__(self) -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Flatten(), nn.Linear(4, self.width), nn.Sigmoid(), nn.Linear(self.width, 2))
+
+
+def knowledge(builder: Builder) -> Knowledge:
+    return Knowledge(
+        model=builder, loss=nn.functional.cross_entropy, input_shape=(1, 2, 2), value_range=((0.0,), (1.0,))
+    )
+
+
+def test_a_question_about_a_model_is_asked_once_for_all_victims(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[nn.Module] = []
+    find = problem_module.find_training_only_layer
+
+    def count(model: nn.Module, inputs: Tensor) -> str | None:
+        asked.append(model)
+        return find(model, inputs)
+
+    monkeypatch.setattr(problem_module, "find_training_only_layer", count)
+    builder = Builder()
+    for _ in range(3):
+        before = copy_state(builder())
+        after = {name: tensor + torch.rand(tensor.shape) for name, tensor in before.items()}
+        build_problem(build_update(before, after, num_examples=1), knowledge(builder))
+    assert len(asked) == 1
+
+
+def test_other_models_hooks_and_modes_and_what_failed_are_asked_about_anew() -> None:
+    builder, asked = Builder(), list[nn.Module]()
+
+    def ask(model: nn.Module, known: Knowledge) -> str:
+        def compute() -> str:
+            asked.append(model)
+            return "yes"
+
+        return ask_once("a question", model, known, compute)
+
+    ask(builder(), knowledge(builder))
+    assert ask(builder(), knowledge(builder)) == "yes"
+    assert len(asked) == 1
+    hooked = builder()
+    hooked.register_forward_hook(lambda module, inputs, output: output)
+    masked = builder()
+    masked.register_buffer("mask", torch.ones(3, dtype=torch.bool))
+    builder.width = 4
+    for model in (builder(), hooked, builder().eval(), masked, masked):
+        ask(model, knowledge(builder))
+    other = Builder()
+    ask(builder(), knowledge(other))
+    assert len(asked) == 7
+    with pytest.raises(ValueError, match="no answer"):
+        ask_once("another", builder(), knowledge(builder), lambda: (_ for _ in ()).throw(ValueError("no answer")))
+    assert ask_once("another", builder(), knowledge(builder), lambda: 5) == 5
+    number = id(builder)
+    assert number in shared_setup._answers
+    builder = Builder()
+    gc.collect()
+    assert number not in shared_setup._answers
+
+
+def test_equal_weights_are_moved_once_and_let_go_with_the_last_problem() -> None:
+    before = copy_state(Builder()())
+    names = list(before)
+    first = move_weights(before, names, META)
+    second = move_weights({name: tensor.clone() for name, tensor in before.items()}, names, META)
+    assert all(one is other for one, other in zip(first, second, strict=True))
+    changed = before | {names[0]: before[names[0]] + 1}
+    third = move_weights(changed, names, META)
+    assert [one is other for one, other in zip(first, third, strict=True)] == [False, True, True, True]
+    del first, second, third
+    gc.collect()
+    assert not shared_setup._moved_weights[META]
+    # A CPU has nothing to move.
+    here = move_weights(before, names, torch.device("cpu"))
+    assert all(tensor is before[name] for name, tensor in zip(names, here, strict=True))
