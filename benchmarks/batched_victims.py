@@ -3,6 +3,7 @@
     python benchmarks/batched_victims.py --device cuda [--victims 1 10 100] [--precision float32 tf32 bfloat16]
     python benchmarks/batched_victims.py --device cuda --victims 1 [--compile]
     python benchmarks/batched_victims.py --device meta [--victims 8 100]
+    python benchmarks/batched_victims.py --device cpu --victims 100
 
 SME's CNN for CIFAR-100, N = 50, labels known; a victim's w_T is w_0 and noise of its own, as the work does not depend
 on the data. Times are of the whole attack: those of the first five iterations, in which an attack is set up, are
@@ -11,6 +12,9 @@ taken from those of `--iterations` more.
 PyTorch's device `meta` has shapes and no memory, so counts need no GPU: of the forward and both backward passes of one
 iteration, with convolutions in groups and as products. Kernels are operations that compute; a convolution in groups
 counts once for each group, as cuDNN runs them. Bytes are those of what operations read and write.
+
+On a CPU, which attacks victims one by one, only the set-up of a call is measured, in processor time, with N = 2 so that
+reading, copies and checks count and not the passes, which an accelerator computes.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from measuring import Row, make_parser, publish_rows
@@ -35,6 +40,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from victims import NoiseVictims
 
+from fedsim.inversion import matching
 from fedsim.inversion.matching import GradientInversion
 from fedsim.inversion.problem import InputScaling, InversionProblem
 from fedsim.inversion.restart import objective_terms
@@ -81,6 +87,33 @@ def measure_times(options: argparse.Namespace) -> list[Row]:
             about = {"device": name_of_device, "precision": precision, "attack": name, "victims": victims}
             set_up = first - SET_UP * each
             rows.append({**about, "ms": 1e3 * each, "ms a victim": 1e3 * each / victims, "set-up s": set_up})
+    return rows
+
+
+# Set-up without a device.
+
+
+def measure_set_up(options: argparse.Namespace) -> list[Row]:
+    """Measure what comes before the first iteration of all victims; what is first of its kind is not counted."""
+    victims, rows = NoiseVictims(count=2), []
+    with TemporaryDirectory() as room, patch.object(matching, "batching_pays", lambda device: True):
+        folder = Path(room) / "transcript"
+        victims.record_updates(max(options.victims), folder)
+        for name, count in product(options.only, options.victims):
+            attack = registry.build("attacks", name, {"iterations": 1}, name)
+            for counted in (1, count):
+                entries: list[Any] = []
+
+                def keep(self: GradientInversion, waiting: list[Any], entries: list[Any] = entries) -> list[Any]:
+                    entries += waiting
+                    return []
+
+                with patch.object(GradientInversion, "_run_waiting", keep):
+                    start = time.process_time()
+                    assert not list(attack.run_several(victims.draw_targets(Transcript(folder), counted)))
+                    seconds = time.process_time() - start
+                assert len(entries) == counted
+            rows.append({"attack": name, "victims": count, "set-up CPU s": seconds})
     return rows
 
 
@@ -199,7 +232,8 @@ def main() -> None:
     parser.add_argument("--precision", nargs="+", choices=("float32", "tf32", "bfloat16"), default=["float32"])
     options = parser.parse_args()
     logging.disable(logging.WARNING)
-    publish_rows(measure_counts(options) if options.device == "meta" else measure_times(options), options.out)
+    measure = {"meta": measure_counts, "cpu": measure_set_up}.get(options.device, measure_times)
+    publish_rows(measure(options), options.out)
 
 
 if __name__ == "__main__":
