@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from fedsim.interfaces.mechanism import Mechanism
 from fedsim.privacy.auditing import GUESS_SHARES, choose_curve_tests, lower_bound
+from fedsim.privacy.ceilings import compute_trade_off
 from fedsim.privacy.curve_audit import (
     count_guesses,
     curve_lower_bound,
@@ -61,7 +62,7 @@ def describe_canaries(
     >>> describe_canaries([Mechanism(scale=1.0)], 20, 4.38, 1e-5, 0.95)[1]
     False
     """
-    if not mechanisms:
+    if not mechanisms or compute_trade_off(mechanisms, replaced=False) is None:
         most = lower_bound(canaries, canaries, canaries, delta, 1 - (1 - confidence) / len(GUESS_SHARES))
         sentence = (
             f"{canaries} canaries show an epsilon of at most {most:.3g} of {proved:.4g}, whatever the program does"

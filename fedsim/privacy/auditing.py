@@ -19,6 +19,7 @@ import numpy as np
 from torch import Tensor
 
 from fedsim.interfaces.mechanism import Mechanism
+from fedsim.privacy.ceilings import compute_trade_off
 from fedsim.privacy.curve_audit import choose_share, count_guesses, curve_lower_bound
 
 GUESS_SHARES = (1.0, 0.5, 0.2, 0.05)
@@ -139,7 +140,8 @@ def best_lower_bound(
     kinds = scores.reshape(-1, scores.shape[-1])
     error = 1 - confidence
     bounds = []
-    if mechanisms:
+    # Of hardly any noise no curve is known, which is a matter of the declaration alone.
+    if mechanisms and compute_trade_off(mechanisms, replaced=False) is not None:
         for share, confidence_of_kind in choose_curve_tests(mechanisms, len(inside), delta, confidence, curve_kinds):
             for kind in kinds[:curve_kinds]:
                 guesses, right = _count_right(kind, inside, share)

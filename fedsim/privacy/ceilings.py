@@ -134,13 +134,13 @@ def compute_tight_epsilon(mechanism: Mechanism, delta: float) -> float:
     >>> round(compute_tight_epsilon(Mechanism(scale=1.0), delta=1e-5), 2)
     4.38
     """
-    if mechanism.noise == "skellam" and not _is_hopeless(mechanism):
-        return compute_skellam_epsilon(mechanism, delta)
     return compute_composed_epsilon([mechanism], delta)
 
 
 def compute_composed_epsilon(mechanisms: Iterable[Mechanism], delta: float) -> float:
-    """Compute the epsilon of all these releases together, none of which has Skellam noise, as they are stated.
+    """Compute the epsilon of all these releases together, as they are stated.
+
+    It is infinite where some have Skellam noise and others not: divergences and distributions are not composed.
 
     >>> compute_composed_epsilon([Mechanism(noise="laplace", scale=4.0, releases=2)], delta=0.0)
     0.5
@@ -148,6 +148,9 @@ def compute_composed_epsilon(mechanisms: Iterable[Mechanism], delta: float) -> f
     kinds = _count_releases(mechanisms)
     if any(_is_hopeless(kind) for kind in kinds):
         return math.inf
+    num_skellam = sum(kind.noise == "skellam" for kind in kinds)
+    if num_skellam:
+        return compute_skellam_epsilon(kinds, delta) if num_skellam == len(kinds) else math.inf
     if delta == 0:  # a distribution that is cut off at its ends promises nothing there
         return sum(kind.releases / kind.scale if kind.noise == "laplace" else math.inf for kind in kinds)
     return float(_compose(kinds, replaced=False).get_epsilon_for_delta(delta))

@@ -41,16 +41,16 @@ def bound_divergences(variance: float, distance: float, dimension: int) -> NDArr
     return orders * distance**2 / (2 * variance) + np.minimum(fine, coarse)
 
 
-def compute_skellam_epsilon(mechanism: Mechanism, delta: float) -> float:
-    """Return the epsilon of a Skellam mechanism as it is stated.
+def compute_skellam_epsilon(mechanisms: Iterable[Mechanism], delta: float) -> float:
+    """Return the epsilon of Skellam mechanisms together as they are stated.
 
     >>> mechanism = Mechanism(noise="skellam", scale=4.0, distance=1000.0, dimension=50)
-    >>> round(compute_skellam_epsilon(mechanism, delta=1e-5), 2)
+    >>> round(compute_skellam_epsilon([mechanism], delta=1e-5), 2)
     1.01
     """
     from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
 
-    epsilon, _ = compute_epsilon(_ORDERS, _sum_divergences([mechanism], replaced=False), delta)
+    epsilon, _ = compute_epsilon(_ORDERS, _sum_divergences(mechanisms, replaced=False), delta)
     return max(0.0, float(epsilon))
 
 
