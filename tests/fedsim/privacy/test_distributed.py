@@ -195,3 +195,14 @@ def test_what_no_sum_can_keep_is_refused_before_anything_runs(tables: dict[str, 
 def test_a_table_that_says_nothing_sound_is_refused_in_a_sentence(table: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(words)):
         make_config(distributed_privacy=table)
+
+
+@pytest.mark.parametrize(("senders", "is_broken"), [(1.0, False), (0.1, True)])
+def test_canaries_find_shares_of_too_few_clients_and_no_fault_in_enough(senders: float, is_broken: bool) -> None:
+    """Through rounding, noise and modulus of the protocol itself."""
+    from studies.shares.study import audit_shares
+
+    bound, proved = audit_shares(2.0, canaries=1000, seed=1, senders=senders)
+    assert (bound.epsilon > proved) == is_broken
+    assert bound.uses_curve
+    assert bound.epsilon > 0.2 * proved
