@@ -58,7 +58,7 @@ def describe_canaries(
 
     >>> sentence, _ = describe_canaries([Mechanism(scale=1.0)], 2000, 4.38, 1e-5, 0.95)
     >>> sentence
-    '2000 canaries show about 2.7 of 4.38 where the program is sound, and refute it if it has 50 % of the noise'
+    '2000 canaries show about 2.2 of 4.38 where the program is sound, and refute it if it has 25 % of the noise'
     >>> describe_canaries([Mechanism(scale=1.0)], 20, 4.38, 1e-5, 0.95)[1]
     False
     """
