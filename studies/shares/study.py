@@ -1,8 +1,8 @@
 """What canaries show of clients' shares of noise, in sums of the secure protocol.
 
-A canary is a client whose update is one number of the largest length on the grid, at a place of its own, or zeros, by a
-fair coin. The sum of a round has the shares of as few clients as the protocol unmasks, all of whom send zeros. The server
-scores a canary by the number at its place, summed over rounds.
+A canary is a client whose update is one number of the largest length on the grid, at a place of its own,
+or zeros, by a fair coin. The sum of a round has the shares of as few clients as the protocol unmasks, all of
+whom send zeros. The server scores a canary by the number at its place, summed over rounds.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def audit_shares(epsilon: float, canaries: int, seed: int, senders: float = 1.0)
         senders: share of the clients that are needed which add their noise; below 1 the promise is broken.
     """
     table = DistributedPrivacyTable(epsilon=epsilon, delta=DELTA, clip=0.25)
-    privacy = make_distributed_privacy(table, SumGroups(table=SECURE, num_asked=ASKED, dimension=NUMBERS), CLIENTS, ROUNDS)
+    groups = SumGroups(table=SECURE, num_asked=ASKED, dimension=NUMBERS)
+    privacy = make_distributed_privacy(table, groups, CLIENTS, ROUNDS)
     protocol = SecureSum(table=SECURE, largest=1, seed=seed, privacy=privacy)
     inside = np.random.default_rng(seed).random(canaries) < 0.5
     signal = np.floor(privacy.distance) * inside
