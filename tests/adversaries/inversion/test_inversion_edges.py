@@ -18,6 +18,7 @@ from adversaries.inversion.deep_leakage import DeepLeakage, ImprovedDeepLeakage
 from adversaries.inversion.inverting_gradients import InvertingGradients
 from adversaries.inversion.long_strides import LongStrides
 from adversaries.inversion.see_through_gradients import SeeThroughGradients
+from adversaries.inversion.surrogate_curve import NonLinearSurrogate
 from clients.defenses.update_noise import UpdateNoise
 from fedsim.base.errors import AttackError, KnowledgeError, TranscriptError
 from fedsim.base.randomness import generator
@@ -34,6 +35,7 @@ from fedsim.recording.wire_format import State, Update
 from fedsim.training.loop import local_update
 from fedsim.training.model_state import copy_state
 from fedsim.training.settings import LocalTraining
+from tests.support import digit_clients
 from tests.support.recordings import build_update
 
 SHAPE = (1, 6, 6)
@@ -288,3 +290,11 @@ def test_patience_goes_on_while_the_objective_falls_slowly(tmp_path: Path) -> No
     objective = attacked(attack, tmp_path, *update_and_knowledge()).trace["objective"]
     assert objective[20] > 0.5 * objective[10]  # no half in ten iterations
     assert len(objective) == 40
+
+
+def test_the_curve_reconstructs_the_client_that_sent_the_update_and_no_other() -> None:
+    attack = NonLinearSurrogate(iterations=150, step_size=0.1)
+    update, known = digit_clients.make_update(0), digit_clients.knowledge(0)
+    finding = attack.invert(update, known, generator("curve"), lambda *_: None)
+    assert digit_clients.quality(finding, 0) > digit_clients.floor(0) + 3
+    assert digit_clients.quality(finding, 1) < digit_clients.floor(1)
