@@ -24,6 +24,7 @@ from fedsim.audit.evaluation.score import Score
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.errors import DataError
 from fedsim.interfaces.findings import Membership
+from fedsim.interfaces.knowledge import NON_MEMBER_SOURCES
 from fedsim.interfaces.metric import Evidence, Metric
 
 RATES = {"tpr_at_1_in_100": 0.01, "tpr_at_1_in_1000": 0.001}
@@ -94,11 +95,15 @@ class MembershipEvaluator(Evaluator[Membership]):
         """Return which candidates are members, as `candidate 1` data and `candidate` labels.
 
         Raises:
-            UnknownTruthError: no truth file is named for the client of a recording made elsewhere.
+            UnknownTruthError: no truth file is named for the client of a recording made elsewhere, or the candidates
+                were not drawn from truth files.
             DataError: other candidates were granted than there are now.
         """
         clients = group_members(about) or (int(about["victim"]),)
-        non_members, count = str(about["knowledge"]["candidates"]), len(finding.scores)
+        granted = about.get("knowledge") or {}
+        if granted.get("candidates") not in NON_MEMBER_SOURCES:  # somebody passed records of their own
+            case.require_experiment()
+        non_members, count = str(granted.get("candidates")), len(finding.scores)
         is_member = case.draw_candidates(clients, non_members, count).members
         if len(is_member) != count:
             raise DataError(
