@@ -21,7 +21,7 @@ from fedsim.inversion.priors import TotalVariation
 from fedsim.inversion.problem import OPTIMIZER_FACTS, InversionProblem, build_problem
 from fedsim.inversion.recipe import INPUT_MOMENTS, MEAN_GRADIENT_FACTS, Recipe, constant_schedule, step_decay_schedule
 from fedsim.inversion.restart import InversionTask
-from fedsim.inversion.update_models import UnrolledTraining
+from fedsim.inversion.update_models import FullBatchTraining
 from fedsim.recording.wire_format import Update
 
 
@@ -124,14 +124,12 @@ def _full_batch_problem(update: Update, knowledge: Knowledge) -> InversionProble
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimulatedRounds(UnrolledTraining):
+class SimulatedRounds(FullBatchTraining):
     """Mean steps of simulated local training with all examples in each step, of several rounds.
 
     Attributes:
         later: rounds after that of the problem.
     """
-
-    splits_batches: ClassVar[bool] = False
 
     later: Sequence[InversionProblem] = ()
 
@@ -143,10 +141,6 @@ class SimulatedRounds(UnrolledTraining):
         for round_problem in (problem, *self.later):
             steps += super().gradient(replace(round_problem, model=problem.model), values, dummy, labels)
         return steps
-
-    def _split_batches(self, problem: InversionProblem, dummy: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Return all inputs and labels for each local step."""
-        return [(dummy, labels)] * problem.steps
 
 
 @dataclass(frozen=True, kw_only=True)

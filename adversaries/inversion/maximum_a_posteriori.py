@@ -17,11 +17,11 @@ from fedsim.inversion.descent import Step, iterate_descent
 from fedsim.inversion.likelihoods import MessageLikelihood, draw_message, with_known_noise
 from fedsim.inversion.matching import GradientInversion, best_restart
 from fedsim.inversion.parametrisations import PublicComponents
-from fedsim.inversion.priors import PatchMixture
 from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.public_fits import fit_components
 from fedsim.inversion.recipe import MEAN_GRADIENT_FACTS, Recipe, cosine_schedule
 from fedsim.inversion.restart import InversionTask, Restart, dummy_data, dummy_labels
+from fedsim.inversion.update_models import GradientAtBroadcast, simulate_known_training
 from fedsim.recording.wire_format import Update
 
 _ANNEALED_SHARE = 0.5
@@ -54,7 +54,7 @@ class MaximumAPosteriori(GradientInversion):
        attack expects (`Reconstruction.spread`).
 
     Without the defenses (naive) the message counts as exact, but for the error of the model of
-    local training, which is one gradient at w_0.
+    local training, whose batches are not known.
 
     The expected error is about the actual one where the likelihood is wide, under noise and
     rounding. Where it is narrow, without a defense and under top-k or masks, descents end in local
@@ -64,9 +64,11 @@ class MaximumAPosteriori(GradientInversion):
         iterations: steps of Adam for each start.
         step_size: Adam's, in standard deviations of the prior (`pca`) or of the inputs (`gmm`).
         prior: `pca` optimises coefficients of principal components around the means of classes,
-            with a Gaussian prior; `gmm` optimises pixels, with a mixture of Gaussians of patches.
-        components: principal components, or Gaussians of the mixture.
-        prior_weight: factor of the prior's logarithm; 1 is Bayes' rule.
+            with a Gaussian prior; `gmm` optimises pixels, with a mixture of Gaussians of patches;
+            `denoiser` noisy images, of which a denoiser of public images makes the claimed ones.
+        prior_weight: factor of the prior's negative logarithm; 1 is Bayes' rule.
+        local_training: `simulated` computes a few steps on all examples, where clients take several
+            steps of SGD; `gradient` takes their mean for one gradient at w_0.
         model_error: error of the model of local training, as a share of each tensor's size.
         draws: from the posterior; 0 makes none, and expects no error.
         restarts: random starts; the one with the smallest objective is the finding.
@@ -77,15 +79,15 @@ class MaximumAPosteriori(GradientInversion):
     References:
         [Balunovic2022b], whose Bayes optimal adversary it approximates; [Zoran2011] for the prior
         of patches; [Bardsley2014] for the draws. Differs: the prior is fitted to public records,
-        and defenses other than Gaussian noise have likelihoods, too. With the prior of patches
+        and defenses other than Gaussian noise have likelihoods, too. With the other priors
         draws are of the message alone, so that the expected error is too small.
     """
 
     iterations: PositiveInt = 200
     step_size: PositiveFloat = 0.1
-    prior: Literal["pca", "gmm"] = "pca"
-    components: PositiveInt = 60
+    prior: Literal["pca", "gmm", "denoiser"] = "pca"
     prior_weight: NonNegativeFloat = 1.0
+    local_training: Literal["simulated", "gradient"] = "simulated"
     model_error: NonNegativeFloat = 0.1
     draws: NonNegativeInt = 4
 
@@ -96,16 +98,14 @@ class MaximumAPosteriori(GradientInversion):
         return with_known_noise(super()._problem(update, knowledge), self.title)
 
     def _recipe(self, problem: InversionProblem) -> Recipe:
-        recipe = Recipe(
+        simulates = self.local_training == "simulated"
+        return Recipe(
+            update_model=simulate_known_training(problem) if simulates else GradientAtBroadcast(),
             distance=MessageLikelihood.of_problem(problem, self.model_error),
             step_size=self.step_size,
             schedule=cosine_schedule,
             distance_schedule=annealing_schedule,
         )
-        if self.prior == "gmm":
-            return replace(recipe, priors=[(self.prior_weight, PatchMixture(components=self.components))])
-        parametrisation = PublicComponents(components=self.components, weight=self.prior_weight, spread=0.3)
-        return replace(recipe, parametrisation=parametrisation)
 
     def _inversion_turns(
         self, task: InversionTask, steps: Sequence[Step] | None, progress: Progress
@@ -154,7 +154,7 @@ class MaximumAPosteriori(GradientInversion):
 
     def _left_out_variance(self, problem: InversionProblem) -> float:
         """Return the mean variance of a value in [0, 1] that the components leave out."""
-        if self.prior == "gmm":
+        if self.prior != "pca":
             return 0.0
         scaling = problem.scaling
         unit = (scaling.high - scaling.low).float().mean().item()

@@ -121,7 +121,7 @@ class Attack(CheckedSettings, ABC):
         needs: names of `Knowledge` fields without which the attack cannot work.
         uses: names of further `Knowledge` fields that the attack reads where they are granted. All
             fields in neither set are None in the knowledge it gets, so that a report can say what
-            it used.
+            it used. Where a setting asks for a further fact, `required_facts` adds it.
         reads: the kinds of observations that it can use, some of `CLIENT`, `GROUP` and `GROUPS`.
             With `GROUP`, the victim is the client under whose id the sum is recorded; N and B are
             totals of all members, and all rounds are of the same members. With `GROUPS`, the victim
@@ -203,6 +203,16 @@ class Attack(CheckedSettings, ABC):
         vars(adaptive)["_adaptive"] = True
         return adaptive
 
+    @property
+    def required_facts(self) -> frozenset[str]:
+        """Return the facts without which it cannot work as it is set: `needs`, and what a setting adds to them."""
+        return self.needs
+
+    @final
+    def readable_facts(self) -> frozenset[str]:
+        """Return the names of all facts that it reads as it is set: `declared_facts`, and what a setting adds."""
+        return self.declared_facts() | self.required_facts
+
     @classmethod
     def reads_one_round(cls) -> bool:
         """Return whether it is made on each round by itself, and not on all of them at once."""
@@ -268,12 +278,12 @@ class Attack(CheckedSettings, ABC):
 
     @final
     def facts_to_grant(self) -> frozenset[str]:
-        """Return the facts to grant it: all that it declares; `defenses` only if `adaptive`."""
-        return self.declared_facts() - (frozenset() if self.adaptive else {"defenses"})
+        """Return the facts to grant it: all that it reads; `defenses` only if `adaptive`."""
+        return self.readable_facts() - (frozenset() if self.adaptive else {"defenses"})
 
     @final
     def check_knowledge(self, knowledge: Knowledge, granted: Sequence[str] = ()) -> None:
-        """Raise KnowledgeError unless `knowledge` and the facts to be `granted` cover `needs`."""
+        """Raise KnowledgeError unless `knowledge` and the facts to be `granted` cover `required_facts`."""
         # A misspelt declaration is the plug-in's mistake, not the threat model's.
         for attribute in ("needs", "uses"):
             for name in sorted(getattr(self, attribute) - set(FACTS)):
@@ -284,7 +294,7 @@ class Attack(CheckedSettings, ABC):
         known = {*knowledge.granted_facts(), *granted}
         # The number of local steps is accepted in place of the number of local epochs.
         replaceable = {"local_epochs"} if "local_steps" in known else set()
-        missing = sorted(self.needs - known - replaceable)
+        missing = sorted(self.required_facts - known - replaceable)
         if missing:
             raise KnowledgeError(
                 f"{self.title} needs {', '.join(missing)}, which the threat model withholds; "
@@ -296,7 +306,7 @@ class Attack(CheckedSettings, ABC):
         self.check_knowledge(target.knowledge)
         self.check_rounds(target)
         self._check_targets(target.knowledge)
-        return replace(target, knowledge=target.knowledge.restrict_to(self.declared_facts()))
+        return replace(target, knowledge=target.knowledge.restrict_to(self.readable_facts()))
 
     def _check_targets(self, knowledge: Knowledge) -> None:
         """Raise KnowledgeError where targets are vectors, which it would take for classes."""

@@ -40,7 +40,7 @@ from fedsim.inversion.distances import (
 )
 from fedsim.inversion.likelihoods import MessageLikelihood, with_known_noise
 from fedsim.inversion.matching import GradientInversion
-from fedsim.inversion.parametrisations import Parametrisation, PublicComponents
+from fedsim.inversion.parametrisations import DenoisedImages, Parametrisation, PublicComponents
 from fedsim.inversion.priors import (
     BatchNormStatistics,
     EpochConsistency,
@@ -64,6 +64,7 @@ from fedsim.inversion.recipe import (
     step_decay_schedule,
 )
 from fedsim.inversion.update_models import (
+    FullBatchTraining,
     GradientAtBroadcast,
     MidpointTraining,
     OptimisedVariable,
@@ -71,15 +72,17 @@ from fedsim.inversion.update_models import (
     SurrogatePoint,
     UnrolledTraining,
     UpdateModel,
+    simulate_known_training,
 )
 
 __all__ = [
     "INPUT_MOMENTS", "MEAN_GRADIENT_FACTS", "OPTIMIZER_FACTS", "BatchNormStatistics", "Cosine",
-    "DiscreteStep", "Distance", "EpochConsistency", "GaussianKernel", "GradientAtBroadcast",
-    "GradientInversion", "GroupConsistency", "InputScaling", "InversionProblem", "MeanCosine", "MeanSquare",
-    "MessageLikelihood", "MidpointTraining", "OptimisedVariable", "Parametrisation", "PatchMixture", "Prior",
-    "PublicComponents", "Recipe", "SoftBounds", "SquaredAndAbsolute", "SquaredL2", "SquaredTotalVariation",
-    "SurrogateCurve", "SurrogatePoint", "TotalVariation", "Trial", "UnrolledTraining", "UpdateModel", "build_problem",
-    "constant_schedule", "cosine_schedule", "descend", "global_norm", "make_optimizer_step",
+    "DenoisedImages", "DiscreteStep", "Distance", "EpochConsistency", "FullBatchTraining", "GaussianKernel",
+    "GradientAtBroadcast", "GradientInversion", "GroupConsistency", "InputScaling", "InversionProblem",
+    "MeanCosine", "MeanSquare", "MessageLikelihood", "MidpointTraining", "OptimisedVariable",
+    "Parametrisation", "PatchMixture", "Prior", "PublicComponents", "Recipe", "SoftBounds",
+    "SquaredAndAbsolute", "SquaredL2", "SquaredTotalVariation", "SurrogateCurve", "SurrogatePoint",
+    "TotalVariation", "Trial", "UnrolledTraining", "UpdateModel", "build_problem", "constant_schedule",
+    "cosine_schedule", "descend", "global_norm", "make_optimizer_step", "simulate_known_training",
     "step_decay_schedule", "total_variation", "with_known_noise",
 ]  # fmt: skip

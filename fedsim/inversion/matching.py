@@ -17,8 +17,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedsim.base.constraints import NonNegativeInt, PositiveInt
-from fedsim.base.errors import AttackError, KnowledgeError, first_line
+from fedsim.base.constraints import NonNegativeFloat, NonNegativeInt, PositiveInt
+from fedsim.base.errors import AttackError, ConfigError, KnowledgeError, first_line
 from fedsim.base.task import Goal, takes_targets
 from fedsim.interfaces.attack import (
     FAILURES,
@@ -45,6 +45,7 @@ from fedsim.inversion.problem import (
     warn_of_dropout,
     warn_unless_plain_sgd,
 )
+from fedsim.inversion.public_priors import PriorName, add_public_prior
 from fedsim.inversion.recipe import INPUT_MOMENTS, MEAN_GRADIENT_FACTS, Recipe
 from fedsim.inversion.restart import (
     GradientNames,
@@ -83,6 +84,11 @@ class GradientInversion(Attack):
         compile: trace and compile the double backward pass, once for each shape, which takes
             minutes even for small networks. Not for models whose control flow depends on values.
         precision: `bfloat16` computes convolutions and linear layers in it, on hardware that can.
+        prior: what is known of examples from auxiliary records, beside the recipe's own terms: `pca` looks for
+            coefficients of principal components around the means of classes, `gmm` adds a mixture of Gaussians of
+            patches of images, `denoiser` looks for noisy images of which a trained denoiser makes the claimed ones.
+        prior_weight: factor of the prior's negative logarithm, beside a distance of the size that the recipe's has.
+        components: principal components, or Gaussians of the mixture.
     """
 
     iterations: PositiveInt = 1000
@@ -90,11 +96,24 @@ class GradientInversion(Attack):
     patience: NonNegativeInt = 0
     compile: bool = False
     precision: Literal["float32", "bfloat16"] = "float32"
+    prior: PriorName = "none"
+    prior_weight: NonNegativeFloat = 1e-4
+    components: PositiveInt = 60
 
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
     uses: ClassVar[frozenset[str]] = (
         INPUT_MOMENTS | MEAN_GRADIENT_FACTS | OPTIMIZER_FACTS | {"labels", "defenses", "private_parts"}
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.prior != "none" and self.texts:
+            raise ConfigError(f"prior: '{self.prior}' is a prior of numbers, and this attack finds texts; leave it out")
+
+    @property
+    def required_facts(self) -> frozenset[str]:
+        """Return the facts without which it cannot work: those of `needs`, and public records for a prior."""
+        return self.needs | (frozenset() if self.prior == "none" else {"auxiliary"})
 
     # What a subclass may override.
 
@@ -232,6 +251,7 @@ class GradientInversion(Attack):
             problem = replace(problem, model=model, uses_batch_statistics=True)
         # Check the shapes of inputs and outputs.
         shape = (update.num_examples * recipe.epochs, *(knowledge.input_shape or ()))
+        recipe = add_public_prior(recipe, problem, self.prior, self.prior_weight, self.components, shape[1:])
         classes = check_inputs(problem, problem.before[0].new_zeros(shape)).shape[1:]
         # Prepare the labels.
         if any(defense.mixes for defense in problem.defenses):

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from fedsim.base.task import are_classes
+from fedsim.inversion.denoisers import Denoiser
 from fedsim.inversion.problem import InversionProblem
-from fedsim.inversion.public_fits import fit_components
+from fedsim.inversion.public_fits import fit_components, fit_denoiser
 
 
 class Parametrisation(Protocol):
@@ -75,3 +76,45 @@ class PublicComponents:
             generator = torch.Generator().manual_seed(self.draw)
             centre = torch.randn(coefficients.shape, generator=generator).to(coefficients)
         return self.weight / 2 * (coefficients - centre).square().sum()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenoisedImages:
+    """Images that a denoiser of public images makes of noisy ones, which are optimised in their place.
+
+    So dummy data are images that the denoiser takes for likely, whatever the noisy ones are. The penalty on these is
+    regularisation by denoising [Romano2017]: it has the gradient of the negative logarithm of the density of public
+    images with noise (Tweedie's formula). The denoiser is told the class of an example where it is known.
+    `InversionProblem.auxiliary` has the public images.
+
+    Attributes:
+        weight: of the penalty in the objective; 1 where the distance is a log-likelihood.
+        spread: standard deviation of the noisy images at the start, in that of the noise.
+    """
+
+    weight: float = 1.0
+    spread: float = 0.0
+
+    def start(self, problem: InversionProblem, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
+        """Draw the noisy images, around the mean of all public ones, in standard deviations of the noise."""
+        fit_denoiser(problem, shape[1:])
+        return self.spread * torch.randn(shape, generator=rng).to(problem.before[0])
+
+    def dummy_data(self, problem: InversionProblem, coefficients: Tensor) -> Tensor:
+        """Return the denoised images, in the units of the dummy data."""
+        _, denoised = self._denoise(problem, coefficients)
+        return problem.scaling.from_unit_range(denoised)
+
+    def penalty(self, problem: InversionProblem, coefficients: Tensor) -> Tensor:
+        """Return half the squared distance from the denoised images, over the variance of the noise."""
+        denoiser, denoised = self._denoise(problem, coefficients.detach())
+        centre = (denoised - denoiser.mean) / denoiser.level
+        return self.weight / 2 * (coefficients - centre).square().sum()
+
+    def _denoise(self, problem: InversionProblem, coefficients: Tensor) -> tuple[Denoiser, Tensor]:
+        """Return the denoiser, and what it makes of noisy images, in units of the range of the inputs."""
+        denoiser, labels = fit_denoiser(problem, tuple(coefficients.shape[1:])), problem.labels
+        if len(labels) != len(coefficients) or not are_classes(labels):
+            labels = torch.full((len(coefficients),), denoiser.num_classes, device=coefficients.device)
+        noisy = denoiser.mean + denoiser.level * coefficients.float()
+        return denoiser, denoiser(noisy, labels.clamp_max(denoiser.num_classes)).to(coefficients)

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedsim.base.errors import AttackError
 from fedsim.base.task import are_classes
 from fedsim.interfaces.knowledge import Records
+from fedsim.inversion.denoisers import Denoiser, load_denoiser
 from fedsim.inversion.problem import InversionProblem
 
 _Fit = TypeVar("_Fit")
@@ -118,8 +119,7 @@ def fit_patches(problem: InversionProblem, size: int, components: int, shape: tu
         AttackError: there are no auxiliary records, they are of another shape, or no images.
     """
     records = _check_records(problem, shape)
-    if len(shape) != 3 or tuple(problem.smooth_dimensions) != (2, 3):
-        raise AttackError(f"{problem.where}: a mixture of patches is a prior of images; set prior = 'pca'")
+    _check_images(problem, shape, "a mixture of patches")
     like, side = problem.before[0], min(size, *shape[1:])
     moments = tuple(problem.scaling.centre.flatten().tolist() + problem.scaling.scale.flatten().tolist())
     key = ("patches", hash_records(records), side, components, moments, like.device, like.dtype)
@@ -147,6 +147,28 @@ def fit_patches(problem: InversionProblem, size: int, components: int, shape: tu
         )
 
     return remember_fit(key, fit)
+
+
+def fit_denoiser(problem: InversionProblem, shape: tuple[int, ...]) -> Denoiser:
+    """Return a denoiser of public images, which is trained where the cache has none, see `load_denoiser`.
+
+    Args:
+        shape: of one example.
+
+    Raises:
+        AttackError: there are no auxiliary records, they are of another shape, or no images.
+    """
+    records = _check_records(problem, shape)
+    _check_images(problem, shape, "a denoiser")
+    like, scaling = problem.before[0], problem.scaling
+    ends = tuple(scaling.low.flatten().tolist() + scaling.high.flatten().tolist())
+    key = ("denoiser", hash_records(records), ends, like.device)
+    return remember_fit(key, lambda: load_denoiser(records, hash_records(records), scaling, like.device))
+
+
+def _check_images(problem: InversionProblem, shape: tuple[int, ...], prior: str) -> None:
+    if len(shape) != 3 or tuple(problem.smooth_dimensions) != (2, 3):
+        raise AttackError(f"{problem.where}: {prior} is a prior of images; set prior = 'pca'")
 
 
 def image_patches(images: Tensor, size: int, stride: int) -> Tensor:

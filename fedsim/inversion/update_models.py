@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -20,6 +20,9 @@ from fedsim.inversion.distances import global_norm
 from fedsim.inversion.problem import InversionProblem
 from fedsim.training.optimizers import sgd_direction
 from fedsim.training.settings import known_steps
+
+_MOST_SIMULATED_STEPS = 10
+"""Steps of local training that a likelihood simulates at most, as its cost grows with them."""
 
 
 @dataclass(frozen=True)
@@ -247,6 +250,55 @@ class UnrolledTraining(UpdateModel):
             targets = torch.split(labels[epoch], problem.batch_size)
             batches += zip(inputs, targets, strict=True)
         return batches[: problem.steps]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FullBatchTraining(UnrolledTraining):
+    """Mean step of simulated local training in which each step takes all examples.
+
+    It needs no guess of who is in which mini-batch. Where clients take B of N examples in a step, it is their training
+    on average over the orders of the examples, to the first order in the learning rate.
+
+    Attributes:
+        most_steps: simulate at most so many steps; where clients of plain SGD take more, each of them stands for
+            several, with a learning rate as much larger. None simulates all.
+    """
+
+    splits_batches: ClassVar[bool] = False
+
+    most_steps: int | None = None
+
+    def gradient(
+        self, problem: InversionProblem, values: Mapping[str, Tensor], dummy: Tensor, labels: Tensor
+    ) -> list[Tensor]:
+        """Simulate local training on the dummy data; return the mean of its steps."""
+        steps = known_steps(problem, problem.examples_per_client)
+        assert steps is not None
+        count = steps
+        is_plain = not (problem.momentum or problem.weight_decay or problem.proximal_mu)
+        if self.most_steps is not None and is_plain:
+            count = min(steps, self.most_steps)
+        rate = problem.learning_rate
+        if rate is not None:
+            rate *= steps / count
+        simulated = replace(problem, local_steps=count, local_epochs=None, learning_rate=rate)
+        return super().gradient(simulated, values, dummy, labels)
+
+    def _split_batches(self, problem: InversionProblem, dummy: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Return all inputs and labels for each local step."""
+        return [(dummy, labels)] * problem.steps
+
+
+def simulate_known_training(problem: InversionProblem) -> UpdateModel:
+    """Return the update model of local training as far as it is known.
+
+    A few steps are simulated (`FullBatchTraining`). The gradient at w_0 stands for one step, for training by another
+    optimizer than SGD, and for steps that nobody knows.
+    """
+    steps = known_steps(problem, problem.examples_per_client)
+    if steps in (None, 1) or problem.sent_gradient is not None or problem.optimizer != "sgd":
+        return GradientAtBroadcast()
+    return FullBatchTraining(most_steps=_MOST_SIMULATED_STEPS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -98,7 +98,7 @@ def _invert_images(design: EvaluationDesign, config: Config, attacks: Collection
 
 def _has_public_prior(attack: Attack) -> bool:
     """Tell whether an attack claims inputs, which lie in a range, and knows public ones."""
-    return attack.declared_facts() >= {"auxiliary", "value_range"}
+    return attack.readable_facts() >= {"auxiliary", "value_range"}
 
 
 class PrivateKnowledge(PitfallRule):
@@ -127,7 +127,7 @@ class PrivateKnowledge(PitfallRule):
         if any(_needs(design, name) for name in users):
             remaining = []
             for table, attack in zip(spec.attack, attacks, strict=True):
-                if not attack.needs & set(users) and attack.builds_on is None:
+                if not attack.required_facts & set(users) and attack.builds_on is None:
                     remaining.append(table)
             changes["attack"] = _list_new_attacks(design, remaining) or [_message_attack(attacks)]
         return Symptom(detail=f"Granted are {'; '.join(parts)}.", changes=changes)
@@ -137,7 +137,7 @@ def _titles_of_users(design: EvaluationDesign, fact: str) -> list[str]:
     """Return the attacks that read a fact; none where one cell grants it and another does not."""
     titles: dict[str, None] = {}
     for spec, attacks in design.attacked_specs:
-        readers = [attack.title for attack in attacks if fact in attack.declared_facts()]
+        readers = [attack.title for attack in attacks if fact in attack.readable_facts()]
         if readers and not _is_granted(spec, fact):
             return []
         titles |= dict.fromkeys(readers)
@@ -145,7 +145,7 @@ def _titles_of_users(design: EvaluationDesign, fact: str) -> list[str]:
 
 
 def _needs(design: EvaluationDesign, fact: str) -> bool:
-    return any(fact in attack.needs for _, attacks in design.attacked_specs for attack in attacks)
+    return any(fact in attack.required_facts for _, attacks in design.attacked_specs for attack in attacks)
 
 
 class GrantedLabels(PitfallRule):

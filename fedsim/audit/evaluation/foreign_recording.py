@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
@@ -16,6 +17,7 @@ from fedsim.base.errors import ConfigError, DataError
 from fedsim.data import Examples
 from fedsim.federation.candidates import CandidateRecords, draw_foreign_candidates
 from fedsim.federation.config import PUBLIC_KEY, AdversaryTable, AttackFile, validate_tables
+from fedsim.federation.overlap import hash_records
 from fedsim.interfaces.attack import Attack
 from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.knowledge import HELD_OUT, OTHER_CLIENTS, TRAINING_FACTS, Knowledge, Records
@@ -24,6 +26,8 @@ from fedsim.recording.header import Header
 from fedsim.recording.message_format import MessageFormat
 from fedsim.recording.observed import Observer
 from fedsim.recording.wire_format import State
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -139,6 +143,8 @@ class ForeignRecording(Case):
                 "adversary.knowledge.auxiliary: the public file is in [0, 1], and without value_range it cannot be "
                 "converted to inputs of the model; give value_range"
             )
+        truths = [truth for key, truth in self._truths_in_files.items() if key != PUBLIC_KEY]
+        public = drop_held_examples(public, truths)
         chosen = slice(0, adversary.auxiliary)
         inputs = _to_model_units(public.data[chosen], value_range)
         return {"auxiliary": Records(inputs=inputs, labels=public.labels[chosen])}
@@ -257,3 +263,31 @@ def _to_model_units(data: Tensor, value_range: Sequence[float | Sequence[float]]
     shape = (-1, *[1] * (data.ndim - 2))
     low, high = (torch.tensor(end).reshape(shape) for end in value_range)
     return low + data * (high - low)
+
+
+def drop_held_examples(public: PublicExamples, truths: Sequence[Truth]) -> PublicExamples:
+    """Return the public examples without those that a client holds, which would give them away; a warning counts them.
+
+    Raises:
+        ConfigError: none is left.
+    """
+    held: set[bytes] = set()
+    for truth in truths:
+        held.update(hash_records(truth.data, torch.zeros(len(truth.data))))
+    hashes = hash_records(public.data, torch.zeros(len(public.data)))
+    kept = [index for index, record in enumerate(hashes) if record not in held]
+    count = len(public.data)
+    if len(kept) == count:
+        return public
+    if not kept:
+        raise ConfigError(
+            f"truth.{PUBLIC_KEY}: each of its {count} examples is equal to one of a client's, so none can be "
+            "granted as an auxiliary record; name a file of other ones"
+        )
+    log.warning(
+        "truth.%s: %d of %d examples are no auxiliary records, because each is equal to one of a client's",
+        PUBLIC_KEY,
+        count - len(kept),
+        count,
+    )
+    return PublicExamples(data=public.data[kept], labels=public.labels[kept])
