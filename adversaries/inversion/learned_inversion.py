@@ -27,7 +27,7 @@ from fedsim.inversion.problem import OPTIMIZER_FACTS, InversionProblem, build_pr
 from fedsim.inversion.public_fits import fit_components, hash_records, hash_tensors, remember_fit
 from fedsim.inversion.recipe import INPUT_MOMENTS, MEAN_GRADIENT_FACTS, Recipe, cosine_schedule
 from fedsim.inversion.restart import InversionTask, Restart, dummy_data
-from fedsim.inversion.update_models import simulate_known_training
+from fedsim.inversion.update_models import choose_training_model
 from fedsim.recording.wire_format import Update
 
 _STEP_SIZE = 0.1
@@ -149,7 +149,7 @@ class LearnedInversion(Attack):
         """Return the most probable dummy data near the estimate; `start` where nothing is found."""
         likelihood = MessageLikelihood.of_problem(problem, _MODEL_ERROR)
         recipe = Recipe(
-            update_model=simulate_known_training(problem),
+            update_model=choose_training_model(problem),
             distance=likelihood,
             step_size=_STEP_SIZE,
             schedule=cosine_schedule,

@@ -21,7 +21,12 @@ from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.public_fits import fit_components
 from fedsim.inversion.recipe import MEAN_GRADIENT_FACTS, Recipe, cosine_schedule
 from fedsim.inversion.restart import InversionTask, Restart, dummy_data, dummy_labels
-from fedsim.inversion.update_models import GradientAtBroadcast, simulate_known_training
+from fedsim.inversion.update_models import (
+    GradientAtBroadcast,
+    UpdateModel,
+    choose_training_model,
+    simulate_known_training,
+)
 from fedsim.recording.wire_format import Update
 
 _ANNEALED_SHARE = 0.5
@@ -68,7 +73,8 @@ class MaximumAPosteriori(GradientInversion):
             `denoiser` noisy images, of which a denoiser of public images makes the claimed ones.
         prior_weight: factor of the prior's negative logarithm; 1 is Bayes' rule.
         local_training: `simulated` computes a few steps on all examples, where clients take several
-            steps of SGD; `gradient` takes their mean for one gradient at w_0.
+            steps of SGD; `gradient` takes their mean for one gradient at w_0, which finds more
+            under noise; `auto` does so where noise is known to be added, and simulates elsewhere.
         model_error: error of the model of local training, as a share of each tensor's size.
         draws: from the posterior; 0 makes none, and expects no error.
         restarts: random starts; the one with the smallest objective is the finding.
@@ -87,7 +93,7 @@ class MaximumAPosteriori(GradientInversion):
     step_size: PositiveFloat = 0.1
     prior: Literal["pca", "gmm", "denoiser"] = "pca"
     prior_weight: NonNegativeFloat = 1.0
-    local_training: Literal["simulated", "gradient"] = "simulated"
+    local_training: Literal["auto", "simulated", "gradient"] = "auto"
     model_error: NonNegativeFloat = 0.1
     draws: NonNegativeInt = 4
 
@@ -98,14 +104,18 @@ class MaximumAPosteriori(GradientInversion):
         return with_known_noise(super()._problem(update, knowledge), self.title)
 
     def _recipe(self, problem: InversionProblem) -> Recipe:
-        simulates = self.local_training == "simulated"
         return Recipe(
-            update_model=simulate_known_training(problem) if simulates else GradientAtBroadcast(),
+            update_model=self._update_model(problem),
             distance=MessageLikelihood.of_problem(problem, self.model_error),
             step_size=self.step_size,
             schedule=cosine_schedule,
             distance_schedule=annealing_schedule,
         )
+
+    def _update_model(self, problem: InversionProblem) -> UpdateModel:
+        if self.local_training == "auto":
+            return choose_training_model(problem)
+        return simulate_known_training(problem) if self.local_training == "simulated" else GradientAtBroadcast()
 
     def _inversion_turns(
         self, task: InversionTask, steps: Sequence[Step] | None, progress: Progress

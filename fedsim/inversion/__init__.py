@@ -72,6 +72,7 @@ from fedsim.inversion.update_models import (
     SurrogatePoint,
     UnrolledTraining,
     UpdateModel,
+    choose_training_model,
     simulate_known_training,
 )
 
@@ -82,7 +83,7 @@ __all__ = [
     "MeanCosine", "MeanSquare", "MessageLikelihood", "MidpointTraining", "OptimisedVariable",
     "Parametrisation", "PatchMixture", "Prior", "PublicComponents", "Recipe", "SoftBounds",
     "SquaredAndAbsolute", "SquaredL2", "SquaredTotalVariation", "SurrogateCurve", "SurrogatePoint",
-    "TotalVariation", "Trial", "UnrolledTraining", "UpdateModel", "build_problem", "constant_schedule",
-    "cosine_schedule", "descend", "global_norm", "make_optimizer_step", "simulate_known_training",
+    "TotalVariation", "Trial", "UnrolledTraining", "UpdateModel", "build_problem", "choose_training_model",
+    "constant_schedule", "cosine_schedule", "descend", "global_norm", "make_optimizer_step", "simulate_known_training",
     "step_decay_schedule", "total_variation", "with_known_noise",
 ]  # fmt: skip

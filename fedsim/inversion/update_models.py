@@ -290,15 +290,25 @@ class FullBatchTraining(UnrolledTraining):
 
 
 def simulate_known_training(problem: InversionProblem) -> UpdateModel:
-    """Return the update model of local training as far as it is known.
+    """Return the update model of local training as far as it is known: a few simulated steps (`FullBatchTraining`).
 
-    A few steps are simulated (`FullBatchTraining`). The gradient at w_0 stands for one step, for training by another
-    optimizer than SGD, and for steps that nobody knows.
+    The gradient at w_0 stands for one step, for training by another optimizer than SGD, and for an unknown number of
+    steps.
     """
     steps = known_steps(problem, problem.examples_per_client)
     if steps in (None, 1) or problem.sent_gradient is not None or problem.optimizer != "sgd":
         return GradientAtBroadcast()
     return FullBatchTraining(most_steps=_MOST_SIMULATED_STEPS)
+
+
+def choose_training_model(problem: InversionProblem) -> UpdateModel:
+    """Return the update model with which a likelihood finds most, see docs/studies/priors.md.
+
+    The gradient at w_0 where noise is known to be added, beside which its error is small; else simulated training.
+    """
+    if problem.noise is not None and problem.noise.adds_noise:
+        return GradientAtBroadcast()
+    return simulate_known_training(problem)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedsim.interfaces.message_noise import MessageNoise
 from fedsim.inversion.distances import global_norm
 from fedsim.inversion.problem import InversionProblem, build_problem
 from fedsim.inversion.update_models import (
     FullBatchTraining,
     GradientAtBroadcast,
     UpdateModel,
+    choose_training_model,
     simulate_known_training,
 )
 from fedsim.recording.payloads import Payload
@@ -64,6 +66,14 @@ def test_what_cannot_be_simulated_counts_as_one_gradient() -> None:
     assert isinstance(simulate_known_training(problem), FullBatchTraining)
     for changes in ({"local_epochs": 1}, {"optimizer": "adam"}, {"batch_size": None}):
         assert isinstance(simulate_known_training(replace(problem, **changes)), GradientAtBroadcast)
+
+
+def test_noise_that_is_added_hides_the_error_of_one_gradient() -> None:
+    problem = make_problem(5)
+    assert isinstance(choose_training_model(problem), FullBatchTraining)
+    silent, noisy = (MessageNoise(deviations={"a": torch.full((2,), deviation)}) for deviation in (0.0, 0.1))
+    assert isinstance(choose_training_model(replace(problem, noise=silent)), FullBatchTraining)
+    assert isinstance(choose_training_model(replace(problem, noise=noisy)), GradientAtBroadcast)
 
 
 def test_a_sum_of_clients_is_of_the_steps_of_each() -> None:
