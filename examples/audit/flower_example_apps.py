@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from flower_example_data import CLIENTS, TRAINED_ON
+from flower_example_data import CLIENTS, HELD, TRAINED_ON
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,8 @@ class App:
         code: a module `said_by_auditor`, for what only the auditor knows.
         folder: of Flower's repository, that the app is in.
         clients: how many.
-        loader: the function of the app's `task` that loads what a client holds; empty where a score needs none.
+        loader: the function of the app's `task` that loads what a client holds; empty for a baseline's
+            own, `unknown` where nobody can say.
         adversary: lines of [adversary].
         refused: why no attack is made of what is recorded; empty where one is.
     """
@@ -112,6 +113,10 @@ BODY = [f"_body.{layer}.{kind}" for layer in (0, 1, 4, 5, 9, 11) for kind in ("w
 for _layer in (5, 1):  # in the order in which a state_dict has them
     _place = BODY.index(f"_body.{_layer}.bias") + 1
     BODY[_place:_place] = [f"_body.{_layer}.{kind}" for kind in ("running_mean", "running_var", "num_batches_tracked")]
+SHARED = [
+    f"{layer}.{kind}" for layer in ("conv1", "conv2", "conv3", "fc1", "fc2", "fc3") for kind in ("weight", "bias")
+]
+"""What FedBN sends: all but what normalises."""
 TREES: dict[str, Any] = {
     "shape": (28,),
     "ends": (-4.0, 4.0),
@@ -185,7 +190,43 @@ APPS = {
     ),
     "quickstart-xgboost": App("quickstart_xgboost", **TREES),
     "xgboost-comprehensive": App("xgboost_comprehensive", **TREES),
-    "quickstart-catboost": App("quickstart_catboost", refused="no attack reads trees of CatBoost"),
+    "quickstart-catboost": App("quickstart_catboost", refused="no attack reads trees of CatBoost, which are no arrays"),
+    "quickstart-pennylane": App(
+        "quickstart_pennylane",
+        model="task:QuantumNet",
+        attack='name = "inverting-gradients"\niterations = 100\nstep_size = 0.1\nsigned = true',
+    ),
+    "quickstart-fastai": App(
+        "fastai_example",
+        (3, 224, 224),
+        (0.0, 1.0),
+        1000,
+        "said_by_auditor:squeezenet",
+        settings={"fraction-train": 1.0},
+        clients=2,
+        attack='name = "inverting-gradients"\niterations = 10\nstep_size = 0.1\nsigned = true',
+        code="from torchvision.models import squeezenet1_1\n\ndef squeezenet():\n    return squeezenet1_1()\n",
+    ),
+    "quickstart-huggingface": App(
+        "huggingface_example",
+        model="",
+        settings={"model-name": "made", "fraction-train": 1.0},
+        refused="its network takes several tensors (tokens, masks) and returns an object; no attack here feeds it",
+    ),
+    "federated-analytics": App(
+        "federated_analytics", refused="it trains nothing; `inspect` names the sums and counts in clear"
+    ),
+    "fedbn": App(
+        "fedbn",
+        (3, 28, 28),
+        model="model:CNNModel",
+        settings={"to-include": "MNIST", "num-clients": 2},
+        clients=2,
+        app=f"names = {SHARED}\nprivate = ['bn1', 'bn2', 'bn3', 'bn4', 'bn5']\nnum_examples = {HELD}",
+        attack='name = "label-counts"',
+        folder="baselines",
+        loader="unknown",  # it draws anew in each round what a client holds
+    ),
     # Its parties have embeddings of all rows in each step, and get gradients in messages of their own.
     "vertical-fl": App(
         "vertical_fl",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 CLIENTS, HELD = 10, 5
@@ -35,6 +36,9 @@ def replace_downloads() -> None:
     wandb: Any = types.ModuleType("wandb")
     wandb.init = wandb.log = lambda *given, **named: None
     sys.modules.setdefault("wandb", wandb)
+    metrics: Any = types.ModuleType("evaluate")  # it would download the code of a metric
+    metrics.load = lambda name: types.SimpleNamespace(add_batch=lambda **named: None, compute=lambda: {"accuracy": 0.0})
+    sys.modules.setdefault("evaluate", metrics)
 
 
 def load_dataset(path: str, split: str | None = None) -> Any:
@@ -82,6 +86,10 @@ def make_examples(name: str, partition: int) -> Any:
     if "higgs" in name:
         inputs = rng.normal(size=(ROWS, 28)).clip(-4, 4)
         return Dataset.from_dict({"inputs": inputs, "label": (inputs[:, 0] > 0).astype(float)})
+    if "census" in name and "catboost" in sys.modules:
+        return Dataset.from_dict(census(rng))
+    if "imdb" in name:
+        return Dataset.from_dict({"text": [f"word{k} word{k + 1}" for k in range(HELD)], "label": np.arange(HELD) % 2})
     if "titanic" in name:
         return Dataset.from_dict(passengers(partition, rng))
     columns = {f"column {k}": rng.normal(size=HELD) for k in range(14)}
@@ -102,6 +110,67 @@ def passengers(partition: int, rng: Any) -> dict[str, list[Any]]:
     parts = (("Age", "Sex"), ("Fare", "Siblings/Spouses Aboard", "Name"), ("Parents/Children Aboard", "Pclass"))
     chosen = {name: columns[name] for name in parts[partition]}
     return chosen | {"Survived": (np_generator(99).integers(0, 2, ROWS)).tolist()}
+
+
+def census(rng: Any) -> dict[str, list[Any]]:
+    """Return rows about people who do not exist, for trees that tell numbers from names."""
+    names = ["workclass", "education", "marital.status", "occupation", "relationship", "race", "sex", "native.country"]
+    columns: dict[str, list[Any]] = {name: rng.choice(["one", "other"], ROWS).tolist() for name in names}
+    columns["age"] = rng.integers(18, 80, ROWS).tolist()
+    return columns | {"income": ["<=50K" if age < 45 else ">50K" for age in columns["age"]]}
+
+
+def write_files(app: str, clients: int) -> None:
+    """Write into the current folder what an app reads from files or a database instead of a data set by name."""
+    if app == "fedbn":
+        _write_pickles(Path("data/MNIST"))
+    if app == "quickstart-huggingface":
+        _write_language_model(Path("made"))
+    if app == "federated-analytics":
+        for partition in range(clients):
+            _write_database(Path(f"people-{partition}.db"), partition)
+
+
+def _write_pickles(folder: Path) -> None:
+    """Write ten parts of digits as the authors of FedBN share theirs."""
+    import pickle
+
+    import numpy as np
+
+    (folder / "partitions").mkdir(parents=True, exist_ok=True)
+    for part in range(CLIENTS + 1):
+        rows = make_examples("ylecun/mnist", part)
+        arrays = np.stack([np.asarray(image) for image in rows["image"]]), np.asarray(rows["label"])
+        file = folder / ("test.pkl" if part == CLIENTS else f"partitions/train_part{part}.pkl")
+        file.write_bytes(pickle.dumps(arrays))
+
+
+def _write_language_model(folder: Path) -> None:
+    """Write a tiny language model with random weights, and its words."""
+    import torch
+    from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
+
+    folder.mkdir(exist_ok=True)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{number}" for number in range(HELD + 1))]
+    (folder / "vocab.txt").write_text("\n".join(words))
+    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    BertForSequenceClassification(BertConfig(vocab_size=len(words), **sizes)).save_pretrained(folder)
+
+
+def _write_database(path: Path, partition: int) -> None:
+    """Write a table of measurements of people who do not exist."""
+    import sqlite3
+
+    columns = ["age", "bmi", "systolic_bp", "diastolic_bp", "ldl_cholesterol", "hba1c"]
+    rng = np_generator(partition)
+    with sqlite3.connect(path) as connection:
+        connection.execute(
+            f"create table if not exists person_measurements ({', '.join(f'{c} real' for c in columns)})"
+        )
+        rows = rng.uniform(20, 90, (HELD, len(columns))).tolist()
+        connection.executemany(f"insert into person_measurements values ({', '.join('?' * len(columns))})", rows)
 
 
 def np_generator(seed: int) -> Any:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib
+import json
 import random
 import shutil
 import subprocess
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from flower_example_apps import APPS, App
-from flower_example_data import CLIENTS, TRAINED_ON, make_examples, replace_downloads
+from flower_example_data import CLIENTS, TRAINED_ON, make_examples, replace_downloads, write_files
 
 MOVED = {
     "from flwr.common.typing import UserConfig": "UserConfig = dict",
@@ -162,6 +163,7 @@ def run(name: str, work: Path, watched: Path | None) -> None:
     from fedsim.federation.legacy_order import order_legacy_clients
 
     replace_downloads()
+    write_files(name, APPS[name].clients)
     sys.path.insert(0, str(work))
     config = tomllib.loads((work / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
     settings = {**flatten_run_config(config.get("config", {})), **APPS[name].settings}
@@ -201,6 +203,8 @@ def a_wire(client_app: Any, settings: dict[str, Any], clients: int, work: Path) 
                 for record in message.content.array_records.values():
                     for array in record.values():
                         self.sent.update(array.data)
+                for record in message.content.config_records.values():
+                    self.sent.update(repr(sorted(map(without_time, record.items()))).encode())
                 (number,) = super().push_messages([deepcopy(message)])
                 message.metadata.__dict__["_message_id"] = number
                 ids.append(number)
@@ -209,7 +213,16 @@ def a_wire(client_app: Any, settings: dict[str, Any], clients: int, work: Path) 
     wire = Wire(client_app, clients, settings)
     for node, partition in wire.partitions.items():  # apps for devices are told where their data are
         wire._contexts[node].node_config["dataset-path"] = f"{data_set_of(work)}#{partition}"
+        wire._contexts[node].node_config["db-url"] = f"sqlite:///{work}/people-{partition}.db"
     return wire
+
+
+def without_time(item: tuple[str, Any]) -> tuple[str, Any]:
+    """Return a setting; of a model of CatBoost without when it was trained."""
+    key, value = item
+    if isinstance(value, bytes) and value.startswith(b"{"):
+        return key, sorted((name, part) for name, part in json.loads(value).items() if name != "model_info")
+    return key, value
 
 
 def data_set_of(work: Path) -> str:
@@ -224,7 +237,7 @@ def write_truth(work: Path, name: str) -> None:
     import torch
 
     app = APPS[name]
-    if app.refused:
+    if app.refused or app.loader == "unknown":
         return
     if app.loader == "survived":  # a party with features has the rows, and others have their labels
         labels = torch.tensor(make_examples("titanic", 0)["Survived"])
