@@ -2,10 +2,10 @@
 
     python benchmarks/recording_cost.py [--repeats 25] [--out FILE.json]
 
-In each round the clock is read round `Curious` and round the strategy inside it, and in the next round, round
-`CuriousGrid` and the Grid inside it. The difference is what recording costs (copying, hashing, writing); it is divided
-by the rest of the round (broadcast, ten clients' training in this process, aggregation; no evaluation). Rows have
-the medians over rounds, and the quartiles of the share.
+In each round the CPU time of this process is read round `Curious` and round the strategy inside it, and in the next
+round, round `CuriousGrid` and the Grid inside it. The difference is what recording costs (copying, hashing, writing);
+it is divided by the rest of the round (broadcast, ten clients' training in this process, aggregation; no evaluation).
+Rows have the medians over rounds, and the quartiles of the share.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from strategies.curious_grid import CuriousGrid
 
 DEMO = PROJECT / "examples" / "quickstart.toml"
 TEN = "federation.clients=10"
+COMMON = 'federation.engine="serial"', "adversary.victims=[0]"
 SETTINGS = {
     "mlp, 15 k parameters, 20 steps of 5 digits": [
         TEN,
@@ -52,7 +53,7 @@ SETTINGS = {
 
 
 class Stopwatch:
-    """Adds up the seconds spent in methods of a thing."""
+    """Adds up the CPU seconds spent in methods of a thing."""
 
     def __init__(self, thing: Any, *methods: str) -> None:
         self.seconds = 0.0
@@ -61,11 +62,11 @@ class Stopwatch:
 
     def _wrap(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **named: Any) -> Any:
-            started = time.perf_counter()
+            started = time.process_time()
             try:
                 return method(*arguments, **named)
             finally:
-                self.seconds += time.perf_counter() - started
+                self.seconds += time.process_time() - started
 
         return call
 
@@ -92,14 +93,14 @@ def measure_rounds(experiment: Experiment, rounds: int, folder: Path) -> dict[st
         strategy, wire = (curious, grid) if at == "strategy" else (inner, recorded)
         for watch in (in_strategy, round_strategy, in_grid, round_grid):
             watch.seconds = 0.0
-        started = time.perf_counter()
+        started = time.process_time()
         messages = strategy.configure_train(number, arrays, _training_config(experiment), grid)
         aggregate, _ = strategy.aggregate_train(number, wire.send_and_receive(messages))
         assert aggregate is not None
         arrays = aggregate
         outside, inside = (round_strategy, in_strategy) if at == "strategy" else (round_grid, in_grid)
         recording = outside.seconds - inside.seconds
-        samples[at].append((recording, time.perf_counter() - started - recording))
+        samples[at].append((recording, time.process_time() - started - recording))
     return {at: times[2:] for at, times in samples.items()}  # the first rounds load the data
 
 
@@ -110,7 +111,7 @@ def main() -> None:
     torch.set_num_threads(1)
     rows: list[Row] = []
     for name, overrides in SETTINGS.items():
-        config = validate_tables(Config, read_toml(DEMO, [*overrides, 'federation.engine="serial"']), name)
+        config = validate_tables(Config, read_toml(DEMO, [*overrides, *COMMON]), name)
         with tempfile.TemporaryDirectory() as folder:
             samples = measure_rounds(Experiment(config), options.repeats, Path(folder))
             sizes = [path.stat().st_size for path in Path(folder).rglob("round-*.safetensors")]

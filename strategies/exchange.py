@@ -34,7 +34,7 @@ _UNREADABLE_PAYLOAD = 2
 """Code of the error that stands for a reply whose payload cannot be decoded."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ServerMessage:
     """Message of the server to one node.
 
