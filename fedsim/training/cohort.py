@@ -120,7 +120,7 @@ def can_vectorise(
 
 
 def _is_supported(layer: nn.Module, device: torch.device) -> bool:
-    if layer._forward_hooks or layer._forward_pre_hooks or getattr(layer, "padding_mode", "zeros") != "zeros":
+    if ghost_clipping.has_hooks(layer) or getattr(layer, "padding_mode", "zeros") != "zeros":
         return False
     return type(layer) in (_LAYERS_OF_ACCELERATOR if products_pay(device) else _SUPPORTED_LAYERS)
 

@@ -34,16 +34,22 @@ def can_clip(model: nn.Module) -> bool:
     """Tell whether clipped sums can be computed for `model`.
 
     It has to be a sequence of linear layers, convolutions, and layers of PyTorch without weights,
-    all of them trained: only then is it known that its weights are used by their layers alone.
+    all of them trained: only then is it known that its weights are used by their layers alone. A
+    hook may change what a layer computes.
     """
     layers = list(_innermost_layers(model)) if type(model) is nn.Sequential else []
     return (
         any(_has_known_weights(layer) for layer in layers)
-        and len({id(layer) for layer in layers}) == len(layers)
+        and not any(has_hooks(layer) for layer in model.modules())
         and len(list(model.parameters())) == len(list(model.named_parameters(remove_duplicate=False)))
         and all(parameter.requires_grad for parameter in model.parameters())
         and all(_has_known_weights(layer) or _has_no_weights(layer) for layer in layers)
     )
+
+
+def has_hooks(layer: nn.Module) -> bool:
+    """Tell whether functions are called when `layer` or its gradient is computed, which may change either."""
+    return bool(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)
 
 
 def clipped_sum(
@@ -88,8 +94,9 @@ def clipped_sum(
 
 
 def _innermost_layers(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the layers of a sequence, and of sequences in it, in their order."""
-    for layer in model.children():
+    """Yield the layers of a sequence, and of sequences in it, in the order in which they are called."""
+    for layer in model._modules.values():  # `children` yields a layer that is called twice only once
+        assert layer is not None
         if type(layer) is nn.Sequential:
             yield from _innermost_layers(layer)
         else:

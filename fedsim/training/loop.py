@@ -75,7 +75,6 @@ def local_update(
     """
     _load_broadcast(model, before, settings, inputs)
     client_round = client_round or ClientRound(key=key, broadcast=before)
-    hooks = TrainingHooks(defenses, model, settings, len(inputs), client_round, canaries)
     optimizer = new_optimizer(model, settings)
     losses: list[Tensor | None] = []
     smoothed_loss = smooth_labels(loss, settings.label_smoothing)
@@ -84,6 +83,7 @@ def local_update(
         freeze_parameters(model, settings),
         freeze_all_except(model, objective.trained),
     ):
+        hooks = TrainingHooks(defenses, model, settings, len(inputs), client_round, canaries)
         penalties = make_penalties(model, settings, objective)
         for index in hooks.batch_order(order):
             if before_step is not None:
@@ -132,8 +132,8 @@ def local_gradient(
     _load_broadcast(model, before, settings, inputs)
     model.zero_grad(set_to_none=True)
     client_round = client_round or ClientRound(key=key, broadcast=before)
-    hooks = TrainingHooks(defenses, model, settings, len(inputs), client_round)
     with seed_globals(*key, "dropout"), freeze_parameters(model, settings):
+        hooks = TrainingHooks(defenses, model, settings, len(inputs), client_round)
         mean = put_gradient(model, inputs, labels, smooth_labels(loss, settings.label_smoothing), hooks)
     assert mean is not None
     # A shared parameter is sent under each of its names, and each has to take the server's step.

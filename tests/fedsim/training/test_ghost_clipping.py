@@ -28,6 +28,7 @@ from fedsim.training.models.mlp import Mlp
 from fedsim.training.models.resnet import ResNet8
 from fedsim.training.models.sme import SmeCnn
 from fedsim.training.models.vgg import Vgg9
+from fedsim.training.penalties import LocalObjective
 from fedsim.training.settings import LocalTraining
 from tests.support.small_training import Shown
 
@@ -40,19 +41,31 @@ ODD = nn.Sequential(
     nn.Tanh(),
     nn.Linear(12, 10),
 )
+ACTIVATION = nn.Tanh()
+SHARED = nn.Sequential(
+    nn.Flatten(),
+    nn.Linear(3072, 5),
+    ACTIVATION,
+    nn.Sequential(nn.Linear(5, 5), ACTIVATION, nn.Linear(5, 9)),
+    ACTIVATION,
+    nn.Linear(9, 10),
+)
+SEQUENCES = {"odd": ODD, "one activation in three places": SHARED}
 NETWORKS = {"lenet": LeNet(), "sme-cnn": SmeCnn(), "mlp": Mlp(hidden=(9, 7)), "vgg9": Vgg9()}
 
 
 def network(name: str) -> nn.Module:
     with seed_globals("network"):
-        return ODD if name == "odd" else NETWORKS[name].build(TASK)  # type: ignore[attr-defined]
+        return SEQUENCES[name] if name in SEQUENCES else NETWORKS[name].build(TASK)  # type: ignore[attr-defined]
 
 
 def batch(count: int = 6) -> tuple[Tensor, Tensor]:
     return torch.rand((count, 3, 32, 32), generator=generator("x")), torch.arange(count) % 10
 
 
-@pytest.mark.parametrize("name", ["lenet", "sme-cnn", "mlp", pytest.param("vgg9", marks=pytest.mark.thorough), "odd"])
+@pytest.mark.parametrize(
+    "name", ["lenet", "sme-cnn", "mlp", pytest.param("vgg9", marks=pytest.mark.thorough), *SEQUENCES]
+)
 @pytest.mark.parametrize("clipping", ["flat", "per-layer"])
 @pytest.mark.parametrize("soft", [False, True])
 def test_it_is_the_sum_of_the_clipped_gradients(name: str, clipping: Any, soft: bool) -> None:
@@ -101,6 +114,13 @@ class Other(nn.Sequential):
         return super().forward(inputs) + self[1].weight.sum()  # type: ignore[operator, no-any-return]
 
 
+def hooked(register: str) -> nn.Module:
+    """A sequence with a function that may change what its first layer computes, or a gradient."""
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4)), nn.Linear(4, 4))
+    getattr(model[0], register)(lambda layer, *values: None)
+    return model
+
+
 TWICE = nn.Linear(4, 4)
 
 
@@ -119,6 +139,10 @@ TWICE = nn.Linear(4, 4)
         nn.Sequential(Other(nn.Flatten(), nn.Linear(4, 4))),
         without(nn.Sequential(nn.Linear(4, 4)), "0.bias"),
         tied(),
+        hooked("register_forward_hook"),
+        hooked("register_forward_pre_hook"),
+        hooked("register_full_backward_hook"),
+        hooked("register_full_backward_pre_hook"),
         nn.Sequential(nn.Flatten()),
     ],
 )
@@ -142,6 +166,28 @@ def test_what_is_found_on_the_way_to_be_different_is_left_to_the_gradients(model
     before = copy_state(model)
     after, _ = local_update(model, before, inputs, labels, settings, key=("fallback",), defenses=[defense])
     assert sum((after[n] - before[n]).square().sum().item() for n in before) ** 0.5 <= 0.3 * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("trained", [["0.bias"], ["2.weight", "2.bias"]])
+def test_of_parameters_that_an_algorithm_does_not_train_nothing_is_clipped_along(trained: list[str]) -> None:
+    """With one example, of large gradient, a step is as long as the clip in what is trained alone."""
+    with seed_globals("parts"):
+        model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+    before, defense = copy_state(model), DpSgd(clip=1e-3, noise_multiplier=1e-6)
+    settings = LocalTraining(local_steps=1, batch_size=1, learning_rate=1.0)
+    after, _ = local_update(
+        model,
+        before,
+        torch.ones(1, 6),
+        torch.zeros(1, dtype=torch.int64),
+        settings,
+        key=("parts",),
+        defenses=[defense],
+        objective=LocalObjective(trained=trained),
+    )
+    moved = {name: (after[name] - before[name]).norm().item() for name in before}
+    assert {name for name, length in moved.items() if length} == set(trained)
+    assert sum(length**2 for length in moved.values()) ** 0.5 == pytest.approx(1e-3, rel=1e-3)
 
 
 def test_a_client_trains_the_same_either_way() -> None:
