@@ -110,6 +110,11 @@ def error_reason(error: BaseException) -> str:
     return str(error) if isinstance(error, FedsimError) else f"{type(error).__name__}: {error}"
 
 
+def plugin_exit_error(error: SystemExit) -> PluginError:
+    """Return the error of a plug-in that ended the program while the experiment was made of it."""
+    return PluginError(f"the experiment cannot be made, a plug-in ended the program ({error_reason(error)})")
+
+
 def join_first(things: Iterable[object], most: int, separator: str = ", ") -> str:
     """Return the first `most` things as text, and the number of the others."""
     texts = [str(thing) for thing in things]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
-
 from fedsim.base.errors import RunError
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
+
     from fedsim.base.task import Loss
 
 _ATTRIBUTE = "loss_term"
@@ -34,6 +34,8 @@ def with_loss_term(outputs: Tensor, term: Tensor) -> Tensor:
     >>> loss is torch.nn.functional.mse_loss
     True
     """
+    from torch import Tensor  # which takes a second to import, and commands that only read tables import this module
+
     if not isinstance(term, Tensor) or term.shape != outputs.shape[:1]:
         got = tuple(term.shape) if isinstance(term, Tensor) else type(term).__name__
         raise RunError(
@@ -90,7 +92,7 @@ def adds_loss_term(network: nn.Module) -> bool:
 
 def has_loss_term(outputs: Any) -> bool:
     """Tell whether outputs carry a term."""
-    return isinstance(outputs, Tensor) and hasattr(outputs, _ATTRIBUTE)
+    return hasattr(outputs, _ATTRIBUTE)
 
 
 def add_model_term(loss: Loss, network: nn.Module) -> Loss:

@@ -73,6 +73,7 @@ _MANUAL_STEPS: Mapping[str, str] = {
     "npz": "it reads arrays of your own; set data.path",
     "reuters-r8": "get r8-train-all-terms.txt and r8-test-all-terms.txt from "
     "https://ana.cachopo.org/datasets-for-single-label-text-categorization and put them into r8",
+    "shapes": "it is made by chance and needs no file",
     "waves": "it is made by chance and needs no file",
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
 
@@ -20,9 +20,10 @@ from fedsim.federation.config import (
 )
 from fedsim.federation.reading import read_toml
 from fedsim.federation.trust import check_trust
-from fedsim.interfaces.defense import Defense
-from fedsim.interfaces.defense_checks import check_defense
 from fedsim.plugins import registry
+
+if TYPE_CHECKING:
+    from fedsim.interfaces.defense import Defense
 
 RunConfig = dict[str, bool | int | float | str]
 """Settings of an app by key, as both of its sides find them in their context."""
@@ -86,6 +87,8 @@ def read_app_defenses(path: Path, *, trust: bool) -> list[Defense]:
     """
     if not path.is_file():
         return []
+    from fedsim.interfaces.defense_checks import check_defense  # which imports PyTorch
+
     tables = read_toml(path)
     file = validate_tables(AppFile, {key: tables[key] for key in ("defense",) if key in tables}, str(path))
     check_trust(file, path, trust)

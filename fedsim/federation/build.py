@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedsim.base.errors import ConfigError, FedsimError, PluginError, first_line
+from fedsim.base.errors import ConfigError, FedsimError, PluginError, first_line, plugin_exit_error
 from fedsim.base.loss_term import add_model_term
 from fedsim.base.process_defaults import protect_defaults
 from fedsim.base.randomness import generator, numpy_generator, seed_globals
@@ -401,7 +401,11 @@ class Experiment:
         table = self.config.model
         plugin = registry.build("models", table.name, table.settings, "model")
         with seed_globals(self.seed, weights), limit_memory(table.name):
-            return check_network(plugin.build(self.dataset.task), table.name)
+            try:
+                network = plugin.build(self.dataset.task)
+            except SystemExit as error:
+                raise plugin_exit_error(error) from error
+            return check_network(network, table.name)
 
     def model_with_state(self, state: Mapping[str, Tensor]) -> nn.Module:
         """Return a new network, on the CPU, with `state` loaded, which a server may have broadcast."""

@@ -10,7 +10,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
-from fedsim.base.errors import FedsimError, InstallationError, PluginError, RunError, error_reason
+from fedsim.base.errors import FedsimError, InstallationError, RunError, error_reason, plugin_exit_error
 from fedsim.federation.build import resolve
 from fedsim.federation.canary_power import log_canary_power
 from fedsim.federation.config import Config
@@ -63,9 +63,7 @@ def _run_federation(config: Config, folder: OpenRun, *, resume: bool, overwrite:
         engine.check(job)
         log_canary_power(experiment)
     except SystemExit as error:
-        raise PluginError(
-            f"the experiment cannot be made, a plug-in ended the program ({error_reason(error)})"
-        ) from error
+        raise plugin_exit_error(error) from error
     with folder.hold_lock():
         prepare_run(config, folder, resume=resume, overwrite=overwrite)
         if resume and _is_finished(config, folder):

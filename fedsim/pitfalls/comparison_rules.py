@@ -112,8 +112,8 @@ class UndefendedRounds(PitfallRule):
     """A defense of some rounds alone, and no attack on the other ones."""
 
     name = "undefended-rounds"
-    title = "a defense that does not act in all rounds, and no attack on the other ones"
-    reason = "What it hides in its rounds, messages of the other ones may give away."
+    title = "rounds without the defense, not attacked"
+    reason = "They may give away what others hide."
 
     def find(self, design: EvaluationDesign) -> Symptom | None:
         """Return the defenses with their first round without them, where no cell attacks such a round."""

@@ -102,8 +102,8 @@ class FreshWeights(PitfallRule):
     name = "fresh-weights"
     title = "fresh weights only: round 1 alone is attacked"
     reason = (
-        "Gradients at random weights tell other things than those of a model that has learnt: mostly more, and to "
-        "matching less where BatchNorm normalises by the batch."
+        "Gradients at random weights mostly tell more than later ones, and less to matching where BatchNorm normalises "
+        "by the batch."
     )
 
     def find(self, design: EvaluationDesign) -> Symptom | None:

@@ -63,7 +63,7 @@ def test_what_canaries_can_show_is_said_before_the_run(tmp_path: Path, caplog: p
     with caplog.at_level("INFO"):
         run_serial(config, tmp_path / "run")
     said = [record.getMessage() for record in caplog.records]
-    (place,) = [place for place, text in enumerate(said) if "50 of them show an epsilon of at most 2.34" in text]
+    (place,) = [place for place, text in enumerate(said) if "50 canaries refute nothing" in text]
     assert place < next(place for place, text in enumerate(said) if text.startswith("round 1"))
 
 

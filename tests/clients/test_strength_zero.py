@@ -38,6 +38,7 @@ ZERO: list[tuple[str, dict[str, Any]]] = [
 ]
 """A defense, and settings with which it does nothing."""
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("censor", {"trials": 0}, "trials: expected at least 1, got 0"),
     ("dp-sgd", {"noise_multiplier": 0.0}, "noise_multiplier: expected a value above 0, got 0.0"),
     ("instahide", {"k": 1}, "k: expected at least 2, got 1"),
     ("layer-freeze", {"layers": []}, "layers: nothing is named"),

@@ -53,10 +53,10 @@ def run_folders(words):
     """Every run that some words lead to: their folders, those in them and those that they are in."""
     parts = [Path(part) for word in words for part in str(word).replace("=", os.pathsep).split(os.pathsep)]
     for place in dict.fromkeys(place for part in parts for place in (part, *part.absolute().parents)):
-        if (place / "experiment.toml").is_file():
-            yield place
-        if place.name not in ("tmp", "", "/"):
-            yield from (found.parent for found in place.glob("*/experiment.toml"))
+        inside = place.glob("*/") if place.name not in ("tmp", "", "/") else ()
+        for folder in (place, *inside):
+            if (folder / "experiment.toml").is_file() and (folder / "transcript").is_dir():
+                yield folder
 
 def open_files():
     for name in os.listdir("/proc/self/fd"):

@@ -37,7 +37,7 @@ TABLES: dict[str, Any] = {
 QUICK: dict[str, dict[str, Any]] = {"inverting-gradients": {"iterations": 3}, "sme": {"iterations": 3}}
 MADE = {
     *("fedmia", "inverting-gradients", "linkability", "membership-cosine", "membership-difference"),
-    *("membership-loss", "membership-white-box", "pixel-shares", "sia", "sme"),
+    *("membership-combined", "membership-loss", "membership-white-box", "pixel-shares", "sia", "sme"),
 }
 """Attacks that masks suit; of the others, exact ones need a first layer that is linear, and the rest classes."""
 

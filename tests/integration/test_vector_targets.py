@@ -45,7 +45,7 @@ QUICK: dict[str, dict[str, Any]] = {
 """Settings of the attacks that are made, to be quick."""
 MADE = [
     *("analytic", "cocktail-party", "fedmia", "inverting-gradients", "linkability", "membership-cosine"),
-    *("membership-difference", "membership-loss", "membership-white-box", "sia", "sme"),
+    *("membership-combined", "membership-difference", "membership-loss", "membership-white-box", "sia", "sme"),
     *("spear", "spear-ica", "spear-ica-rounds"),
 ]
 """Attacks that take rows of targets; all others refuse them."""

@@ -22,7 +22,7 @@ from fedsim.federation.open_run import OpenRun
 from fedsim.federation.reading import load_config, read_toml
 from fedsim.plugins import registry
 
-OFFLINE_DATA = ("digits", "handwriting", "leaf-synthetic")
+OFFLINE_DATA = ("digits", "handwriting", "leaf-synthetic", "shapes")
 """Data sets that need no files."""
 TEXT = """
 [model]
