@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedsim.base.constraints import PositiveFloat, PositiveInt
-from fedsim.base.errors import AttackError
+from fedsim.base.errors import AttackError, ConfigError
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import ALL, CLIENT, Knowledge, Paper, Progress, RoundsNeeded, Target
 from fedsim.interfaces.findings import Finding, Reconstruction
@@ -67,6 +67,14 @@ class Unmixing(GradientInversion):
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
     rounds_needed: ClassVar[RoundsNeeded] = ALL
     paper: ClassVar[Paper] = cite("Carlini2021")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.prior != "none":
+            raise ConfigError(
+                f"prior: '{self.prior}' is a prior of records, and this attack reconstructs mixtures of them; "
+                "leave it out"
+            )
 
     def _recipe(self, problem: InversionProblem) -> Recipe:
         return Recipe(step_size=self.step_size, label_step_size=self.step_size, bounded=False, one_step=True)

@@ -46,16 +46,20 @@ class Denoiser(nn.Module):
         num_classes: of the records; the last embedding stands for an unknown class.
         mean: of all values of the records, in [0, 1].
         deviation: their standard deviation.
+        has_records: `class`, whether there are records of it; examples of another count as of an unknown class, because
+            its embedding is as it was drawn.
     """
 
     mean: Tensor
     deviation: Tensor
+    has_records: Tensor
 
     def __init__(self, channels: int, num_classes: int) -> None:
         super().__init__()
         self.num_classes = num_classes
         self.register_buffer("mean", torch.zeros(()))
         self.register_buffer("deviation", torch.ones(()))
+        self.register_buffer("has_records", torch.ones(num_classes + 1, dtype=torch.bool), persistent=False)
         first, second, third = _WIDTHS
         self.shifts = nn.ModuleList(nn.Embedding(num_classes + 1, width) for width in (*_WIDTHS, second, first))
         self.begin = nn.Conv2d(channels, first, 3, padding=1)
@@ -75,6 +79,7 @@ class Denoiser(nn.Module):
             noisy: `example channel height width`, values of the records are in [0, 1].
             classes: `example`, `num_classes` where it is unknown.
         """
+        classes = torch.where(self.has_records[classes], classes, self.num_classes)
         centred = noisy - self.mean
         size = (1 + _LEVEL**2) ** 0.5
         shifts = [shift(classes)[:, :, None, None] for shift in self.shifts]
@@ -115,6 +120,8 @@ def load_denoiser(records: Records, records_hash: str, scaling: InputScaling, de
     num_classes = int(records.labels.max()) + 1 if has_classes else 0
     with seed_globals("denoiser", key):
         denoiser = Denoiser(images.shape[1], num_classes)
+    if has_classes:
+        denoiser.has_records[:num_classes] = torch.bincount(records.labels.cpu(), minlength=num_classes) > 0
     path = cache_folder() / "denoisers" / f"{key}.safetensors"
     if not _read_state(denoiser, path):
         log.info("a denoiser is trained on %d auxiliary records, which takes minutes", len(images))

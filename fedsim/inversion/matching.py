@@ -64,6 +64,9 @@ from fedsim.training.settings import known_steps
 _SNAPSHOTS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Fractions of the iterations after which the dummy data are kept for the report."""
 
+_SETTINGS_WITHOUT_USE = {"none": ("prior_weight", "components"), "denoiser": ("components",)}
+"""Settings that do nothing, by the prior."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class GradientInversion(Attack):
@@ -109,6 +112,11 @@ class GradientInversion(Attack):
         super().__post_init__()
         if self.prior != "none" and self.texts:
             raise ConfigError(f"prior: '{self.prior}' is a prior of numbers, and this attack finds texts; leave it out")
+        for name in _SETTINGS_WITHOUT_USE.get(self.prior, ()):
+            if getattr(self, name) != type(self).__dataclass_fields__[name].default:
+                raise ConfigError(
+                    f"{name}: does nothing where prior = '{self.prior}'; leave it out, or set another prior"
+                )
 
     @property
     def required_facts(self) -> frozenset[str]:

@@ -13,6 +13,7 @@ from adversaries.inversion.inverting_gradients import InvertingGradients
 from adversaries.inversion.maximum_a_posteriori import MaximumAPosteriori
 from adversaries.inversion.see_through_gradients import SeeThroughGradients
 from adversaries.inversion.surrogate_model import SurrogateModelExtension
+from adversaries.inversion.unmixing import Unmixing
 from adversaries.text.tag import Tag
 from clients.defenses.update_noise import UpdateNoise
 from fedsim.base.errors import AttackError, ConfigError, KnowledgeError
@@ -31,7 +32,7 @@ from tests.support.digit_clients import DIGITS, data, floor, knowledge, make_upd
 from tests.support.recordings import record_updates, run_attack
 
 NOISE = UpdateNoise(clip=1.0, noise_multiplier=0.01)
-IG = InvertingGradients(iterations=60, step_size=0.1, prior_weight=1e-3, components=20)
+IG = InvertingGradients(iterations=60, step_size=0.1)
 PRIORS = ("pca", "gmm", "denoiser")
 
 
@@ -53,6 +54,12 @@ def short_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(public_fits, "_fits", {})
 
 
+def with_prior(method: Any, prior: str, weight: float = 1e-3) -> Any:
+    """Return the attack with a small prior."""
+    components = {} if prior == "denoiser" else {"components": 20}
+    return replace(method, prior=prior, prior_weight=weight, **components)
+
+
 def attack(method: GradientInversion, facts: Knowledge | None = None, victim: int = 0) -> Reconstruction:
     facts = (facts or knowledge(victim, NOISE)).restrict_to(method.readable_facts())
     return method.invert(make_update(victim, NOISE), facts, generator("attack"), lambda *_: None)
@@ -62,14 +69,14 @@ def attack(method: GradientInversion, facts: Knowledge | None = None, victim: in
 @pytest.mark.parametrize(
     "method",
     [
-        Composed(iterations=60, prior_weight=1e-3, components=20),
+        Composed(iterations=60),
         pytest.param(IG, marks=pytest.mark.thorough),
         pytest.param(
-            SurrogateModelExtension(iterations=60, step_size=0.1, prior_weight=1e-3, components=20),
+            SurrogateModelExtension(iterations=60, step_size=0.1),
             marks=pytest.mark.thorough,
         ),
         pytest.param(
-            SeeThroughGradients(iterations=60, restarts=2, bn_weight=0.0, prior_weight=1e-2, components=20),
+            SeeThroughGradients(iterations=60, restarts=2, bn_weight=0.0),
             marks=pytest.mark.thorough,
         ),
     ],
@@ -77,14 +84,15 @@ def attack(method: GradientInversion, facts: Knowledge | None = None, victim: in
 )
 def test_under_noise_any_recipe_finds_more_with_a_prior(method: Any, prior: Any) -> None:
     """By half a dB at least."""
-    assert quality(attack(replace(method, prior=prior)), 0) > quality(attack(method), 0) + 0.5
+    weight = 1e-2 if isinstance(method, SeeThroughGradients) else 1e-3
+    assert quality(attack(with_prior(method, prior, weight)), 0) > quality(attack(method), 0) + 0.5
 
 
 @pytest.mark.parametrize("prior", ["pca", pytest.param("gmm", marks=pytest.mark.thorough), "denoiser"])
 def test_a_prior_alone_is_worth_no_more_than_the_floor(prior: Any) -> None:
     """Neither noise alone nor another client's update gives anything of the victim."""
     only_noise = UpdateNoise(clip=1e-6, noise_multiplier=1e4)
-    method, facts = replace(IG, prior=prior), knowledge(0, only_noise)
+    method, facts = with_prior(IG, prior), knowledge(0, only_noise)
     facts = facts.restrict_to(method.readable_facts())
     for update in (make_update(0, only_noise), make_update(5)):
         finding = method.invert(update, facts, generator("attack"), lambda *_: None)
@@ -93,7 +101,7 @@ def test_a_prior_alone_is_worth_no_more_than_the_floor(prior: Any) -> None:
 
 def test_map_has_the_three_priors() -> None:
     for prior in PRIORS:
-        finding = attack(MaximumAPosteriori(iterations=5, components=5, draws=1, prior=prior))  # type: ignore[arg-type]
+        finding = attack(with_prior(MaximumAPosteriori(iterations=5, draws=1), prior, 1.0))
         assert finding.spread is not None
         assert finding.data.isfinite().all()
 
@@ -109,6 +117,18 @@ def test_a_denoiser_makes_more_of_a_noisy_image_than_a_linear_filter() -> None:
     filtered = denoiser.mean + (clean + noise - denoiser.mean) / (1 + denoisers._LEVEL**2)
     assert errors["right"] < errors["none"] < 0.8 * (filtered - clean).square().mean().item()
     assert errors["right"] < 0.8 * errors["wrong"]
+
+
+def test_a_class_without_records_counts_as_unknown_to_a_denoiser() -> None:
+    """Its embedding was never trained."""
+    records = public()
+    is_told = records.labels != 3
+    without = Records(inputs=records.inputs[is_told], labels=records.labels[is_told])
+    denoiser = public_fits.fit_denoiser(build_problem(make_update(0), knowledge(0, auxiliary=without)), (1, 8, 8))
+    noisy = data(0)[0] + denoiser.level
+    images = [denoiser(noisy, torch.full((len(noisy),), label)) for label in (3, 10, 4)]
+    assert torch.equal(images[0], images[1])
+    assert not torch.allclose(images[1], images[2])
 
 
 def test_a_denoiser_is_trained_once_for_all_processes(
@@ -163,6 +183,26 @@ def test_texts_have_no_prior_of_numbers() -> None:
         Tag(prior="pca")
 
 
+def test_mixtures_have_no_prior_of_records() -> None:
+    with pytest.raises(ConfigError, match="'denoiser' is a prior of records, and this attack reconstructs mixtures"):
+        Unmixing(prior="denoiser")
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        (InvertingGradients, {"prior_weight": 1.0}),
+        (Tag, {"components": 5}),
+        (InvertingGradients, {"prior": "denoiser", "components": 5}),
+        (MaximumAPosteriori, {"prior": "denoiser", "components": 5}),
+    ],
+)
+def test_a_setting_that_the_prior_does_not_read_is_refused(method: Any, settings: dict[str, Any]) -> None:
+    name = list(settings)[-1]
+    with pytest.raises(ConfigError, match=f"^{name}: does nothing where prior = '{settings.get('prior', 'none')}'"):
+        method(**settings)
+
+
 def test_the_auxiliary_records_of_these_tests_are_nobodys() -> None:
     """The priors are fitted to digits that no client of these tests holds."""
     held = DIGITS.train.inputs(slice(0, 60)).flatten(1)
@@ -184,7 +224,7 @@ def test_rows_of_categories_have_no_prior_of_numbers() -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("prior", PRIORS)
 def test_restarts_at_once_have_the_prior_too(prior: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    method = replace(IG, prior=prior, restarts=3, iterations=4)
+    method = replace(with_prior(IG, prior), restarts=3, iterations=4)
     one_by_one = attack(method)
     monkeypatch.setattr(matching, "batching_pays", lambda device: True)
     monkeypatch.setattr(batched_restarts, "warn", pytest.fail)
