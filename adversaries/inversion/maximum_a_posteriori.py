@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedsim.base.constraints import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from fedsim.base.errors import AttackError
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Knowledge, Paper, Progress
 from fedsim.interfaces.findings import Reconstruction
@@ -73,8 +74,9 @@ class MaximumAPosteriori(GradientInversion):
             `denoiser` noisy images, of which a denoiser of public images makes the claimed ones.
         prior_weight: factor of the prior's negative logarithm; 1 is Bayes' rule.
         local_training: `simulated` computes a few steps on all examples, where clients take several
-            steps of SGD; `gradient` takes their mean for one gradient at w_0, which finds more
-            under noise; `auto` does so where noise is known to be added, and simulates elsewhere.
+            steps, and refuses other optimizers than SGD; `gradient` takes their mean for one
+            gradient at w_0, which finds more under noise; `auto` does so where noise is known to be
+            added, and simulates elsewhere, where clients train by SGD.
         model_error: error of the model of local training, as a share of each tensor's size.
         draws: from the posterior; 0 makes none, and expects no error.
         restarts: random starts; the one with the smallest objective is the finding.
@@ -115,7 +117,14 @@ class MaximumAPosteriori(GradientInversion):
     def _update_model(self, problem: InversionProblem) -> UpdateModel:
         if self.local_training == "auto":
             return choose_training_model(problem)
-        return simulate_known_training(problem) if self.local_training == "simulated" else GradientAtBroadcast()
+        if self.local_training == "gradient":
+            return GradientAtBroadcast()
+        if problem.sent_gradient is None and problem.optimizer != "sgd":
+            raise AttackError(
+                f"{problem.where}: local_training = 'simulated' simulates SGD, and clients train by "
+                f"{problem.optimizer}; set local_training = 'gradient'"
+            )
+        return simulate_known_training(problem)
 
     def _inversion_turns(
         self, task: InversionTask, steps: Sequence[Step] | None, progress: Progress

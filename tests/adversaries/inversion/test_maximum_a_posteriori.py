@@ -132,6 +132,15 @@ def test_auxiliary_records_of_another_shape_are_refused(prior: str) -> None:
         attack(method, make_update(0), knowledge(0, auxiliary=others))
 
 
+def test_training_that_cannot_be_simulated_is_refused_where_it_is_asked_for() -> None:
+    """By default it counts as one gradient."""
+    facts = replace(knowledge(0), optimizer="adam")
+    short = replace(MAP, iterations=1)
+    attack(short, make_update(0), facts)
+    with pytest.raises(AttackError, match="local_training = 'simulated' simulates SGD, and clients train by adam"):
+        attack(replace(short, local_training="simulated"), make_update(0), facts)
+
+
 def test_a_class_without_auxiliary_records_has_the_mean_of_all() -> None:
     records = public()
     kept = records.labels < 3
