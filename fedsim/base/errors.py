@@ -92,6 +92,28 @@ def first_line(error: BaseException) -> str:
     return one_line(text.splitlines()[0]).rstrip(".") if text else type(error).__name__
 
 
+def is_memory_error(error: BaseException) -> bool:
+    """Tell whether the memory of a device did not last, without an import of torch."""
+    return "OutOfMemoryError" in _torch_classes(error)
+
+
+def is_device_failure(error: BaseException) -> bool:
+    """Tell whether a device is to blame for an error of torch: it was lost, or its memory did not last.
+
+    An assertion that fails on a device, as of an index out of range, is the fault of the code that runs there.
+    """
+    if is_memory_error(error):
+        return True
+    is_of_device = "AcceleratorError" in _torch_classes(error) or (
+        isinstance(error, RuntimeError) and "CUDA error" in str(error)
+    )
+    return is_of_device and "device-side assert" not in str(error)
+
+
+def _torch_classes(error: BaseException) -> set[str]:
+    return {base.__name__ for base in type(error).__mro__ if base.__module__.startswith("torch")}
+
+
 def one_line(text: str) -> str:
     r"""Return untrusted `text` as one short line without control characters.
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedsim.base.errors import AttackError, first_line
+from fedsim.base.errors import AttackError, first_line, is_device_failure
 from fedsim.base.randomness import generator
 from fedsim.inversion.problem import InversionProblem
 
@@ -25,9 +25,9 @@ def check_inputs(problem: InversionProblem, dummy: Tensor) -> Tensor:
     """
     try:
         return problem.outputs(problem.before, dummy)
-    except torch.OutOfMemoryError:
-        raise
     except (RuntimeError, ValueError, IndexError) as error:
+        if is_device_failure(error):
+            raise
         raise AttackError(
             f"{problem.where}: the model does not take inputs of shape {tuple(dummy.shape)} "
             f"({first_line(error)}); check input_shape, and that the model is the federation's"
@@ -61,9 +61,9 @@ def check_differentiability(
         distance = distance_of(leaves)
         if distance.requires_grad:
             distance.backward()  # type: ignore[no-untyped-call]
-    except torch.OutOfMemoryError:
-        raise
     except (RuntimeError, IndexError) as error:
+        if is_device_failure(error):
+            raise
         cause = _explain_failure(problem, dummy, labels, error)
         raise AttackError(f"{problem.where}: {cause}") from error
     if not distance.isfinite():

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedsim.base.constraints import NonNegativeFloat, NonNegativeInt, PositiveInt
-from fedsim.base.errors import AttackError, ConfigError, KnowledgeError, first_line
+from fedsim.base.errors import AttackError, ConfigError, KnowledgeError, first_line, is_device_failure
 from fedsim.base.task import Goal, takes_targets
 from fedsim.interfaces.attack import (
     FAILURES,
@@ -418,9 +418,9 @@ def _with_enough_precision(task: InversionTask) -> InversionTask:
         if all(bool(result.isfinite().all()) for result in evaluate(0)):
             return task
         cause = "values are not finite"
-    except torch.OutOfMemoryError:
-        raise
     except RuntimeError as error:
+        if is_device_failure(error):
+            raise
         cause = first_line(error)
     warn(f"{task.problem.where}: half precision does not do here ({cause}), so all is computed in float32")
     return replace(task, precision_context=nullcontext)

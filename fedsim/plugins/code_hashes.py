@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fedsim.base.errors import AttackCrash, AttackError, PluginError, first_line
+from fedsim.base.errors import AttackCrash, AttackError, PluginError, first_line, is_device_failure, is_memory_error
 
 OWN_PACKAGES = frozenset({"fedsim", "adversaries", "clients", "strategies"})
 """Packages of this distribution. Findings of its attacks stay valid with a new version of it."""
@@ -223,13 +223,12 @@ def make_crash_error(error: BaseException, cls: type) -> AttackError:
 
     Where a device failed or its memory did not last, the plug-in is not to blame.
     """
-    names = {base.__name__ for base in type(error).__mro__ if base.__module__.startswith("torch")}  # without its import
-    if "OutOfMemoryError" in names:
+    if is_memory_error(error):
         return AttackError(
             f"the device's memory does not last for one restart ({first_line(error)}); choose victims with fewer "
             "examples, or set adversary.device = 'cpu'"
         )
-    if "AcceleratorError" in names or (isinstance(error, RuntimeError) and "CUDA error" in str(error)):
+    if is_device_failure(error):
         return AttackError(
             f"the device failed or was lost ({first_line(error)}); findings so far are kept: run `fedsim attack` again "
             "when it works, or with adversary.device = 'cpu'"

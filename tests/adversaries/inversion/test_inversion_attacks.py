@@ -31,6 +31,7 @@ from fedsim.base.task import squared_error
 from fedsim.interfaces.attack import Knowledge, Target
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.inversion import compiled as graphs
+from fedsim.inversion import restart
 from fedsim.inversion.batch_norm import copy_with_batch_statistics
 from fedsim.inversion.descent import Trial, descend, divergence_error
 from fedsim.inversion.distances import Cosine, Distance, GaussianKernel, SquaredL2
@@ -936,7 +937,9 @@ def test_a_compiled_graph_may_round_to_the_other_side_of_one_kink_but_not_err(
         torch.testing.assert_close(traced.trace["objective"], eager.trace["objective"], atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("fault", [None, "repeats the values of its record", "cannot be recorded"])
+@pytest.mark.parametrize(
+    "fault", [None, "repeats the values of its record", "repeats its gradients", "cannot be recorded"]
+)
 def test_a_cuda_graph_is_checked_when_it_is_repeated_and_what_it_gives_is_kept(
     run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: str | None
 ) -> None:
@@ -953,9 +956,11 @@ def test_a_cuda_graph_is_checked_when_it_is_repeated_and_what_it_gives_is_kept(
                 raise RuntimeError("operation not permitted when stream is capturing")
             for output in shared_memory:
                 output.fill_(math.nan)
-            shared_memory[:] = [output.clone() for output in recorded or graph(*arguments)]
-            if fault == "repeats the values of its record" and not recorded:
+            shared_memory[:] = [output.clone() for output in graph(*arguments)]
+            if fault is not None and not recorded:
                 recorded.extend(output.clone() for output in shared_memory)
+            first = 3 if fault == "repeats its gradients" else 0  # they follow the objective, the distance and L_sim
+            shared_memory[first:] = recorded[first:] or shared_memory[first:]
             return shared_memory
 
         return graph if mode is None else replay
@@ -970,6 +975,41 @@ def test_a_cuda_graph_is_checked_when_it_is_repeated_and_what_it_gives_is_kept(
     torch.testing.assert_close(compiled.data, eager.data, atol=1e-5, rtol=1e-5)
     assert set(modes) == ({"reduce-overhead"} if fault is None else {"reduce-overhead", None})
     assert ("compiled without a CUDA graph" in caplog.text) == (fault is not None)
+
+
+@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
+def test_a_device_that_is_lost_while_compiling_is_not_blamed_on_the_compiler(
+    run: Run, monkeypatch: pytest.MonkeyPatch, mode: str | None
+) -> None:
+    def lose_device(graph: object, **how: Any) -> Callable[..., list[Tensor]]:
+        def fail(*arguments: Any) -> list[Tensor]:
+            raise torch.AcceleratorError("CUDA error: unspecified launch failure")
+
+        assert how.get("mode") == mode
+        return fail
+
+    monkeypatch.setattr(torch, "compile", lose_device)
+    monkeypatch.setattr(graphs, "uses_cuda_graphs", lambda device: mode is not None)
+    monkeypatch.setattr(graphs, "_cache", {})
+    with pytest.raises(torch.AcceleratorError):
+        run(InvertingGradients(iterations=3, compile=True), victim())
+
+
+def test_a_device_that_is_lost_in_a_check_is_not_blamed_on_the_model(
+    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lose_device(*arguments: Any) -> Tensor:
+        raise torch.AcceleratorError("CUDA error: unspecified launch failure")
+
+    for owner, name in ((InversionProblem, "outputs"), (Cosine, "__call__")):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, lose_device)
+            with pytest.raises(torch.AcceleratorError):
+                run(InvertingGradients(iterations=3), victim())
+    monkeypatch.setattr(restart, "objective_and_gradients", lose_device)
+    with pytest.raises(torch.AcceleratorError):
+        run(InvertingGradients(iterations=3, precision="bfloat16"), victim())
+    assert "half precision" not in caplog.text
 
 
 # What cannot be attacked, one sentence each.
