@@ -23,6 +23,7 @@ from fedsim.audit.cache import FindingCache
 from fedsim.audit.evaluation.case import Case
 from fedsim.audit.evaluation.evaluator import EvaluationContext, FindingSpec, check_claim
 from fedsim.audit.evaluation.foreign_recording import ForeignRecording
+from fedsim.audit.evaluation.memberships import CANDIDATES_DIGEST
 from fedsim.audit.evaluation.own_run import OwnRun
 from fedsim.audit.evaluation.perceptual_distance import check_backbone
 from fedsim.audit.evaluation.truth import Truth
@@ -530,6 +531,7 @@ class Audit:
             "warnings": job_log.warnings,
             "seconds": round(job_log.seconds, 2),
             **self._tuning_note(job.title),
+            **self._candidates_note(pending),
             **({} if self.spec.adversary.who == "server" else {"attacker": self.spec.adversary.who}),
         }
 
@@ -537,6 +539,15 @@ class Audit:
         """Return how the settings of an attack were chosen, where its table says so."""
         notes = [table.tuned for table, _ in self.attacks if table.title == title and table.tuned]
         return {"tuned": notes[0]} if notes else {}
+
+    def _candidates_note(self, pending: PendingJob) -> dict[str, str]:
+        """Return the hash of the candidates where truth files hold them, since these files may change."""
+        adversary, target = self.spec.adversary, pending.target
+        if target.knowledge.candidates is None or not self.case.is_described_by_file:
+            return {}
+        clients = target.members or (pending.job.victim,)
+        drawn = self.case.draw_candidates(clients, str(adversary.knowledge.candidates), adversary.candidates)
+        return {CANDIDATES_DIGEST: drawn.digest}
 
     def isolation(self, room: Path) -> Isolation:
         """Return the processes of attacks of other packages, which learn no path to run or truth.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 
 import numpy as np
 import torch
@@ -36,6 +37,12 @@ class CandidateRecords:
     inputs: Tensor
     labels: Tensor
     members: Tensor
+
+    @property
+    def digest(self) -> str:
+        """Hash of all candidates and of which are members."""
+        tensors = (self.inputs, self.labels, self.members)
+        return sha256(b"".join(tensor.contiguous().numpy().tobytes() for tensor in tensors)).hexdigest()
 
 
 def draw_candidates(

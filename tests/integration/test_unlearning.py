@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import fedsim
-from fedsim.audit.audit import open_audit
+from fedsim.audit.audit import Audit, open_audit
 from fedsim.federation.config import AttackFile, validate_tables
 from fedsim.recording.wire_format import State
 from fedsim.training.loop import local_update
@@ -60,10 +60,10 @@ def ascend(state: State, client: int) -> State:
     return {name: p.detach() + 0.2 * p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-def audit_removals(
+def import_removals(
     folder: Path, before: State, after: Mapping[int, State], attacks: list[dict[str, Any]], held: int = HELD
-) -> dict[tuple[str, str], tuple[float, float]]:
-    """Import two models for each client and attack them; mean score and floor by attack and metric."""
+) -> Audit:
+    """Import two models for each client; return the audit of these attacks on them."""
     spec = importlib.util.spec_from_file_location("writer", ROOT / "examples/other-frameworks/exchange_writer.py")
     assert spec is not None
     assert spec.loader is not None
@@ -89,7 +89,14 @@ def audit_removals(
         "attack": attacks,
         "truth": fedsim.write_truth(folder / "truth", read_truth, list(after), public=public),
     }
-    audit = open_audit(folder / "run", validate_tables(AttackFile, tables, "attack.toml"), trust=True)
+    return open_audit(folder / "run", validate_tables(AttackFile, tables, "attack.toml"), trust=True)
+
+
+def audit_removals(
+    folder: Path, before: State, after: Mapping[int, State], attacks: list[dict[str, Any]], held: int = HELD
+) -> dict[tuple[str, str], tuple[float, float]]:
+    """Import two models for each client and attack them; mean score and floor by attack and metric."""
+    audit = import_removals(folder, before, after, attacks, held)
     assert audit.run() == []
     rows = audit.score()
     scores = dict[tuple[str, str], tuple[float, float]]()
@@ -113,6 +120,23 @@ def test_who_left_is_told_from_who_stayed(tmp_path: Path) -> None:
         assert stayed[attack, "membership_auc"][0] < 0.5
     # The model from before the removal tells who trained it, and not who left.
     assert left["membership-loss", "membership_auc"] == stayed["membership-loss", "membership_auc"]
+
+
+def test_a_score_of_records_that_a_truth_file_no_longer_holds_is_refused(tmp_path: Path) -> None:
+    everybody = train_together(*CLIENTS)
+    audit = import_removals(tmp_path, everybody, {0: everybody}, MEMBERSHIP[:1])
+    assert audit.run() == []
+    assert audit.score()
+    # As many other records of the same classes take their place.
+    others = DIGITS.train.inputs(slice(1000, 1000 + HELD)), held_by(0)[1]
+    fedsim.write_truth(tmp_path / "truth", lambda client: others, [0])
+    failures: list[str] = []
+    assert open_audit(audit.folder.path, audit.spec, trust=True).score(failures) == []
+    assert "scores other candidates than those that the truth files hold now; attack again" in "".join(failures)
+    again = open_audit(audit.folder.path, audit.spec, trust=True)
+    assert again.run() == []
+    assert again.score(failures := [])
+    assert failures == []
 
 
 def test_forgetting_by_ascent_gives_the_forgotten_examples_away(

@@ -29,6 +29,8 @@ from fedsim.interfaces.metric import Evidence, Metric
 
 RATES = {"tpr_at_1_in_100": 0.01, "tpr_at_1_in_1000": 0.001}
 """False-positive rates at which the true-positive rate is reported, by metric."""
+CANDIDATES_DIGEST = "candidates_digest"
+"""Key of a finding's metadata: the hash of the candidates that it scores, where truth files hold them."""
 _CHANCE = "chance"
 
 
@@ -97,17 +99,22 @@ class MembershipEvaluator(Evaluator[Membership]):
         Raises:
             UnknownTruthError: no truth file is named for the client of a recording made elsewhere, or the candidates
                 were not drawn from truth files.
-            DataError: other candidates were granted than there are now.
+            DataError: other candidates were granted than there are now, as truth files may change.
         """
         clients = group_members(about) or (int(about["victim"]),)
         granted = about.get("knowledge") or {}
         if granted.get("candidates") not in NON_MEMBER_SOURCES:  # somebody passed records of their own
             case.require_experiment()
         non_members, count = str(granted.get("candidates")), len(finding.scores)
-        is_member = case.draw_candidates(clients, non_members, count).members
+        drawn = case.draw_candidates(clients, non_members, count)
+        is_member = drawn.members
         if len(is_member) != count:
             raise DataError(
                 f"truth: the attack scores {count} candidates, but there are {len(is_member)}; attack again"
+            )
+        if case.is_described_by_file and about.get(CANDIDATES_DIGEST) != drawn.digest:
+            raise DataError(
+                "truth: the attack scores other candidates than those that the truth files hold now; attack again"
             )
         return Truth(data=is_member[:, None].float(), labels=is_member.long())
 
