@@ -27,9 +27,12 @@ class Censor(Defense):
     3. Do so in each local step of the first `rounds` rounds. In later rounds, the gradient is used
        as it is.
 
-    Nothing of the gradient is left but the norm of each tensor. To first order, no candidate changes
-    the loss, so the model learns next to nothing in these rounds either. A tensor of one number has
-    no orthogonal direction, so zero takes its place. No formal guarantee.
+    A message tells the norm of each tensor of the gradient, and one direction that is orthogonal to
+    it. Several messages about nearly the same gradient, as of a client that takes one step with all
+    its examples in each round, tell more: as many as a tensor has numbers determine it up to its
+    sign. So the gradient of the last bias, and with it the labels, does not stay hidden. To first
+    order, no candidate changes the loss, so the model learns next to nothing in these rounds. A
+    tensor of one number has no orthogonal direction, so zero takes its place. No formal guarantee.
 
     Args:
         trials: number of candidates in each local step, at least 1.
@@ -53,8 +56,8 @@ class Censor(Defense):
     trial_rate: PositiveFloat = 1e-4
 
     against: ClassVar[str] = (
-        "a server that inverts gradients of early rounds; in later rounds the gradient is sent as it is, and in early "
-        "ones the norms of its tensors"
+        "a server that inverts gradients of early rounds; in later rounds the gradient is sent as it is, in early "
+        "ones the norms of its tensors are, and several of these reveal small tensors, as the last bias"
     )
     cost: ClassVar[str] = (
         "next to nothing is learnt in the rounds with replaced gradients; a forward pass for each candidate and step"
@@ -82,7 +85,7 @@ class Censor(Defense):
     def adversary_view(self, gradient: State, sent: State) -> State:
         """Return what was sent, with the norms that the tensors of `gradient` have.
 
-        So an attack looks for data whose gradient has these norms, as nothing else is known of it.
+        So an attack looks for data whose gradient has these norms, as one message tells hardly more.
         """
         return {name: _scale_to_norm(sent[name], tensor) for name, tensor in gradient.items()}
 

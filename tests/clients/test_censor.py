@@ -46,6 +46,15 @@ def test_each_tensor_is_orthogonal_to_the_gradient_and_has_its_norm() -> None:
         assert sent[name].norm().item() == pytest.approx(tensor.norm().item(), rel=1e-5)
 
 
+def test_as_many_messages_as_the_last_bias_has_numbers_reveal_its_gradient() -> None:
+    """What is orthogonal to all of them is the gradient, where a client takes the same batch in each round."""
+    sent = torch.stack([sent_gradient(Censor(trials=3), number=number, seed=number)["3.bias"] for number in (1, 2, 3)])
+    gradient = sent_gradient()["3.bias"]
+    claimed = torch.linalg.svd(sent)[2][-1]
+    assert abs(torch.cosine_similarity(claimed, gradient, dim=0).item()) > 0.999
+    assert abs(torch.cosine_similarity(sent[0], gradient, dim=0).item()) < 1e-3
+
+
 def test_the_candidate_with_the_smallest_loss_is_sent() -> None:
     """With long trial steps the losses of candidates differ; more of them leave a smaller one."""
 
