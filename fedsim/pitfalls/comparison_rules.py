@@ -116,27 +116,33 @@ class UndefendedRounds(PitfallRule):
     reason = "They may give away what others hide."
 
     def find(self, design: EvaluationDesign) -> Symptom | None:
-        """Return the defenses with their first round without them, where no cell attacks such a round."""
-        details: dict[str, str] = {}
-        changes: dict[str, Any] = {}
+        """Return the defenses with their first round without them, where no cell attacks such a round of theirs."""
+        symptoms: dict[str, tuple[str, dict[str, Any]]] = {}
+        judged = set[str]()
         for config, _ in design.attacked_configs:
             attacked = attacked_rounds(config)
             for table, defense in zip(config.defense, Experiment(config).defenses, strict=True):
                 rounds = range(1, config.federation.rounds + 1)
                 undefended = [number for number in rounds if not defense.acts_in(number)]
-                if not undefended:
-                    continue
+                key = table.model_dump_json()
                 if set(undefended) & set(attacked):
-                    return None
-                details[table.name] = f"{table.name} does not act in round {undefended[0]}"
-                recorded = sorted({*recorded_rounds(config), undefended[0]})
-                changes = {
-                    "recording": {"rounds": recorded, "every": 1},
-                    "adversary": {"rounds": sorted({*attacked, undefended[0]})},
-                }
-        if not details:
+                    judged.add(key)
+                elif undefended:
+                    recorded = sorted({*recorded_rounds(config), undefended[0]})
+                    changes = {
+                        "recording": {"rounds": recorded, "every": 1},
+                        "adversary": {"rounds": sorted({*attacked, undefended[0]})},
+                    }
+                    symptoms[key] = f"{table.name} does not act in round {undefended[0]}", changes
+        missing = [symptom for key, symptom in symptoms.items() if key not in judged]
+        if not missing:
             return None
-        return Symptom(detail=f"{'; '.join(details.values())}, and nothing is attacked there.", changes=changes)
+        details = dict.fromkeys(detail for detail, _ in missing)
+        return Symptom(
+            detail=f"{'; '.join(details)}, and nothing is attacked there.",
+            changes=missing[0][1],
+            further=[changes for _, changes in missing[1:]],
+        )
 
 
 class NoStrength(PitfallRule):

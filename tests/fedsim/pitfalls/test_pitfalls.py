@@ -24,6 +24,8 @@ EXPERIMENT: dict[str, Any] = {
 }
 DEFENDED = {"defense": [{"name": "update-noise", "noise_multiplier": 0.1}]}
 EARLY_ROUNDS = {"federation": {"rounds": 3}, "defense": [{"name": "censor", "rounds": 2}]}
+ROUND_2 = {"federation": {"rounds": 3}, "adversary": {"rounds": [2]}, "recording": {"rounds": [2]}}
+FIRST_ROUND = [{"name": "censor", "rounds": 1}]
 IDLE = {"defense": [{"name": "update-noise", "clip": 2.0}, {"name": "top-k", "fraction": 0.1}]}
 FEDSGD = {"strategy": {"name": "fedsgd"}, "training": {"local_epochs": None, "local_steps": 1}}
 CANDIDATES = {"adversary": {"knowledge": {"candidates": "held-out"}}}
@@ -84,6 +86,7 @@ PRESENT: list[tuple[str, tuple[dict[str, Any], ...]]] = [
     ("undefended-rounds", (EARLY_ROUNDS,)),
     ("undefended-rounds", (EARLY_ROUNDS, {"recording": {"rounds": [1]}, "adversary": {"rounds": "all"}})),
     ("undefended-rounds", (sweep_over(defense=[[], EARLY_ROUNDS["defense"]]), {"federation": {"rounds": 3}})),
+    ("undefended-rounds", (sweep_over(defense=[FIRST_ROUND, EARLY_ROUNDS["defense"]]), ROUND_2)),
     ("naive-attacks", (DEFENDED,)),
     ("naive-attacks", (DEFENDED, CANDIDATES, {"attack": [{"name": "membership-loss"}]})),
     ("naive-attacks", (sweep_over(defense=[[], DEFENDED["defense"]]),)),
@@ -140,6 +143,7 @@ ABSENT: list[tuple[str, tuple[dict[str, Any], ...]]] = [
     ("undefended-rounds", (DEFENDED,)),
     ("undefended-rounds", (EARLY_ROUNDS, {"adversary": {"rounds": [1, 3]}})),
     ("undefended-rounds", (EARLY_ROUNDS, {"federation": {"rounds": 2}})),
+    ("undefended-rounds", (sweep_over(defense=[[], FIRST_ROUND]), ROUND_2)),
     ("naive-attacks", ()),
     ("naive-attacks", (DEFENDED, TEXTS)),
     ("naive-attacks", (DEFENDED, {"adversary": {"knowledge": {"defenses": True}}})),
