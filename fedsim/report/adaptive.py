@@ -15,6 +15,7 @@ import numpy as np
 from fedsim.audit.audit import Audit
 from fedsim.audit.evaluation import statistics
 from fedsim.audit.plan import ADAPTIVE
+from fedsim.federation.build import Experiment
 from fedsim.interfaces.metric import describe_metric
 from fedsim.report.summary import Summary, are_independent, difference_interval, interval_text, join_titles
 from fedsim.report.verdicts import LEAKS, MIN_VICTIMS, NOT_JUDGED, ScoreReading
@@ -226,10 +227,28 @@ def _is_adaptive_form(adaptive: Summary, naive: Summary) -> bool:
 
 
 def defense_remarks(readings: Sequence[ScoreReading], audit: Audit | None) -> list[str]:
-    """Return the `remarks` on the attacks of an audit; without one nobody knows of defenses."""
+    """Return the `remarks` on an audit's attacks, and on rounds without a defense; without one nobody knows any."""
     defended = audit is not None and audit.config is not None and bool(audit.config.defense)
     granted = audit is not None and audit.spec.adversary.knowledge.defenses is True
-    return remarks(readings, defended=defended, granted=granted)
+    sentences = remarks(readings, defended=defended, granted=granted)
+    if audit is not None and audit.experiment is not None and any(is_judged(reading) for reading in readings):
+        sentences += describe_undefended_rounds(audit.experiment)
+    return sentences
+
+
+def describe_undefended_rounds(experiment: Experiment) -> list[str]:
+    """Return a sentence for each defense that does not act in all rounds of a federation."""
+    config, sentences = experiment.config, []
+    for table, defense in zip(config.defense, experiment.defenses, strict=True):
+        rounds = config.federation.rounds
+        undefended = [number for number in range(1, rounds + 1) if not defense.acts_in(number)]
+        if undefended:
+            sentences.append(
+                f"{table.name} does not act in {len(undefended)} of {rounds} rounds, the first of which is round "
+                f"{undefended[0]}: what clients send in these, it does not hide, and scores of other rounds say "
+                "nothing of it."
+            )
+    return sentences
 
 
 def remarks(readings: Sequence[ScoreReading], *, defended: bool, granted: bool) -> list[str]:

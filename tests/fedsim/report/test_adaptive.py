@@ -13,18 +13,21 @@ import pytest
 from rich.console import Console
 
 from fedsim.cli import work_shown
+from fedsim.federation.build import Experiment
 from fedsim.report.adaptive import (
     FAILS,
     HOLDS,
     NOT_CONCLUDED,
     ONLY_NAIVE,
     NaiveAdaptivePair,
+    defense_remarks,
     equal_attacks,
     merge_equal_attacks,
     pair_readings,
     remarks,
 )
 from fedsim.report.verdicts import AttackTraits, ScoreReading, score_readings
+from tests.support.experiments import make_attack_file, make_tiny_config
 from tests.support.score_rows import make_score
 
 HELD = [9.0, 9.5, 9.2, 9.4, 9.1]
@@ -227,3 +230,14 @@ def test_a_terminal_shows_one_table_of_what_is_the_same(monkeypatch: pytest.Monk
         assert shown.count("What leaked to sme") == tables
         assert ("What leaked to sme, naive and adaptive alike" in shown) == (tables == 1)
         assert ("knowing the defense changes nothing" in " ".join(shown.split())) == (tables == 1)
+
+
+def test_rounds_without_the_defense_stand_beside_what_is_said_of_it() -> None:
+    def remarks_on(rounds: int) -> list[str]:
+        config = make_tiny_config(defense=[{"name": "censor", "rounds": 2}], federation={"rounds": rounds})
+        audit: Any = SimpleNamespace(config=config, experiment=Experiment(config), spec=make_attack_file("sme"))
+        return defense_remarks(make_readings(HELD, LOWER), audit)
+
+    sentence = "censor does not act in 3 of 5 rounds, the first of which is round 3"
+    assert any(remark.startswith(sentence) for remark in remarks_on(5))
+    assert not any("does not act" in remark for remark in remarks_on(2))
