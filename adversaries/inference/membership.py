@@ -134,7 +134,7 @@ class CandidateScorer:
             parameter.requires_grad_(name in trained and name.rpartition(".")[0] in modules)
 
         # Compute each candidate's loss and its gradient norm in each module.
-        objective = add_model_term(self._loss, network)  # type: ignore[arg-type]
+        objective = add_model_term(self._loss, network)
         gradients, loss = example_gradients(network, self._inputs, self._labels, objective)
         columns = [loss.detach()]
         for module in modules:
@@ -188,7 +188,7 @@ class CandidateScorer:
         label_chunks = split_evenly(self._labels, chunk_size)
         inner_products, squared_norms = [], []
         for inputs, labels in zip(input_chunks, label_chunks, strict=True):
-            objective = add_model_term(self._loss, network)  # type: ignore[arg-type]
+            objective = add_model_term(self._loss, network)
             gradients, _ = example_gradients(network, inputs, labels, objective)
             rows = {name: flatten_examples(gradient) for name, gradient in gradients.items()}
             by_parameter = [client_updates[name] @ gradient.T for name, gradient in rows.items()]

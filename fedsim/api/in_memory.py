@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 from fedsim.api.records import drop_overlap
 from fedsim.base.errors import AttackCrash, ConfigError, FedsimError, did_you_mean, error_reason, first_line, one_line
 from fedsim.base.files import temporary_folder
+from fedsim.base.loss_term import add_model_term, describe_undeclared_term
 from fedsim.base.progress import ProgressListener, listen_to_progress
 from fedsim.base.randomness import generator, serialize_calls, use_one_thread
 from fedsim.base.task import goal_of, sort_targets
@@ -107,7 +108,10 @@ def attack(
     facts |= classes if goal == "classes" else {}
     # What the adversary knows, and what the server saw.
     granted = Knowledge(
-        model=lambda: deepcopy(network), loss=loss, value_range=value_bounds(value_range, "attack"), **facts
+        model=lambda: deepcopy(network),
+        loss=add_model_term(loss, network),
+        value_range=value_bounds(value_range, "attack"),
+        **facts,
     )
     update = Update(
         round=1, client=0, before=broadcast, payload=Payload.from_dense(returned, "weights"), num_examples=num_examples
@@ -256,6 +260,8 @@ def _num_outputs(network: nn.Module, shape: tuple[int, ...], *, texts: bool) -> 
         raise ConfigError(
             f"attack: input_shape: the model does not take inputs of shape {shape} ({first_line(error)})"
         ) from error
+    if complaint := describe_undeclared_term(network, logits):
+        raise ConfigError(f"attack: model: it {complaint}")
     if not isinstance(logits, Tensor) or logits.ndim not in (1, 2) or len(logits) != 1:
         got = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
         raise ConfigError(f"attack: model: expected one row of outputs for one example, got {got}")

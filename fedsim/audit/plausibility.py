@@ -28,6 +28,7 @@ from fedsim.base.errors import (
     join_first,
     one_line,
 )
+from fedsim.base.loss_term import describe_undeclared_term
 from fedsim.base.randomness import generator
 from fedsim.base.task import goal_of
 from fedsim.interfaces.attack import Attack
@@ -116,6 +117,8 @@ def check_outputs(network: nn.Module, knowledge: Knowledge) -> None:
     """Raise ConfigError unless two examples give a logit for each class, and these a loss."""
     outputs = _model_outputs(network, knowledge, 2)
     classes = knowledge.num_classes
+    if complaint := describe_undeclared_term(network, outputs):
+        raise ConfigError(f"adversary.knowledge.model: {complaint}")
     if not isinstance(outputs, Tensor):
         raise ConfigError(
             f"adversary.knowledge.model: returns a {type(outputs).__name__}, expected a tensor of logits; say how to "

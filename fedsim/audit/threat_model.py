@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from fedsim.audit.architecture import ReferencedLoss, ReferencedModel
 from fedsim.audit.evaluation.truth import Truth, draw_known_rows
 from fedsim.base.errors import AttackError, ConfigError, DataError, PluginError, did_you_mean, first_line
+from fedsim.base.loss_term import add_model_term
 from fedsim.base.task import label_loss, mask_loss, smooth_labels, sort_targets, squared_error
 from fedsim.data import Column
 from fedsim.federation.config import AdversaryTable
@@ -103,7 +104,7 @@ def full_knowledge(
 
     For a recording made elsewhere that is what the attack file grants.
     """
-    return _smooth_loss(case.full_knowledge(partial(grant_knowledge, adversary, case, base_folder, app)))
+    return _complete_loss(case.full_knowledge(partial(grant_knowledge, adversary, case, base_folder, app)))
 
 
 def apply_headers(
@@ -140,7 +141,7 @@ def apply_headers(
         # gradient is one step, whatever its batch is of.
         if alternative in values and name not in values and not sends_gradients:
             values[name] = None
-    return _smooth_loss(replace(knowledge, **values))
+    return _complete_loss(replace(knowledge, **values))
 
 
 def _value_in_headers(name: str, setting: Any, current: Any, headers: Sequence[Header]) -> Any:
@@ -178,14 +179,21 @@ def _value_in_headers(name: str, setting: Any, current: Any, headers: Sequence[H
     return first
 
 
-def _smooth_loss(knowledge: Knowledge) -> Knowledge:
-    """Return `knowledge` with the loss of smoothed labels, where clients are known to smooth them.
+def _complete_loss(knowledge: Knowledge) -> Knowledge:
+    """Return `knowledge` with the loss that clients minimise.
 
-    A loss that the attack file names as code is taken as it is.
+    It is of smoothed labels where they are known to smooth them, and has the term of a model that adds one. What a
+    loss that the attack file names as code does to labels is taken as it is.
     """
-    if not knowledge.label_smoothing or knowledge.loss is None or isinstance(knowledge.loss, ReferencedLoss):
+    loss = knowledge.loss
+    if loss is None:
         return knowledge
-    return replace(knowledge, loss=smooth_labels(knowledge.loss, knowledge.label_smoothing))  # type: ignore[arg-type]
+    if knowledge.label_smoothing and not isinstance(loss, ReferencedLoss):
+        loss = smooth_labels(loss, knowledge.label_smoothing)  # type: ignore[arg-type]
+    # The loss of an experiment has the term already.
+    if isinstance(knowledge.model, ReferencedModel) and isinstance(network := knowledge.model(), nn.Module):
+        loss = add_model_term(loss, network)
+    return replace(knowledge, loss=loss)
 
 
 def scale_to_group(knowledge: Knowledge, members: int) -> Knowledge:

@@ -19,8 +19,8 @@ def with_loss_term(outputs: Tensor, term: Tensor) -> Tensor:
     """Return the outputs of a network with a term that its training adds to the loss of each example.
 
     A network that calls this at the end of `forward`, in training and in evaluation, says so by an attribute
-    `adds_loss_term = True`. Clients then minimise the loss of the task plus the term, and attacks that are granted the
-    loss match its gradients with the term.
+    `adds_loss_term = True`, its own or that of a part. Clients then minimise the loss of the task plus the term, and
+    attacks that are granted the loss match its gradients with the term.
 
     Args:
         outputs: `example ...`, of one pass.
@@ -68,10 +68,14 @@ class LossWithTerm:
                 "the loss has a term of the network, which came without it; call fedsim.with_loss_term in evaluation, "
                 "too, and choose no attack, measure or defense that changes or makes up outputs"
             )
-        if reduction != "none":
-            term = term.sum() if reduction == "sum" else term.mean()
-        loss: Tensor = self.of_predictions(outputs, targets, reduction=reduction) + term
-        return loss
+        if reduction == "none":
+            each: Tensor = self.of_predictions(outputs, targets, reduction=reduction) + term
+            return each
+        # A loss of the user takes outputs and targets alone, and returns their mean.
+        arguments = {} if reduction == "mean" else {"reduction": reduction}
+        loss: Tensor = self.of_predictions(outputs, targets, **arguments)
+        total: Tensor = loss + (term.sum() if reduction == "sum" else term.mean())
+        return total
 
 
 def select_examples(outputs: Tensor, index: Tensor) -> Tensor:
@@ -86,8 +90,8 @@ def prediction_loss(loss: Any) -> Any:
 
 
 def adds_loss_term(network: nn.Module) -> bool:
-    """Tell whether a network says that it adds a term to the loss."""
-    return bool(getattr(network, "adds_loss_term", False))
+    """Tell whether a network, or a part of one, says that it adds a term to the loss."""
+    return any(getattr(module, "adds_loss_term", False) for module in network.modules())
 
 
 def has_loss_term(outputs: Any) -> bool:
@@ -95,6 +99,23 @@ def has_loss_term(outputs: Any) -> bool:
     return hasattr(outputs, _ATTRIBUTE)
 
 
-def add_model_term(loss: Loss, network: nn.Module) -> Loss:
+def describe_undeclared_term(network: nn.Module, outputs: Any) -> str:
+    """Return what is wrong where outputs carry a term and the network does not say so, or the reverse; else nothing.
+
+    >>> import torch
+    >>> describe_undeclared_term(nn.Identity(), with_loss_term(torch.zeros(2, 3), torch.zeros(2))).partition(',')[0]
+    'does not say by adds_loss_term that it adds a term to the loss'
+    """
+    if adds_loss_term(network) == has_loss_term(outputs):
+        return ""
+    says, does = ("does not say", "adds") if has_loss_term(outputs) else ("says", "does not add")
+    return (
+        f"{says} by adds_loss_term that it adds a term to the loss, and {does} one in forward; let both agree "
+        "(fedsim.with_loss_term)"
+    )
+
+
+def add_model_term(loss: Any, network: nn.Module) -> Loss:
     """Return the loss that clients minimise, with the term of a network that adds one."""
-    return LossWithTerm(loss) if adds_loss_term(network) and not isinstance(loss, LossWithTerm) else loss
+    completed: Loss = loss if isinstance(loss, LossWithTerm) or not adds_loss_term(network) else LossWithTerm(loss)
+    return completed

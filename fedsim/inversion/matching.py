@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedsim.base.constraints import NonNegativeFloat, NonNegativeInt, PositiveInt
 from fedsim.base.errors import AttackError, ConfigError, KnowledgeError, first_line, is_device_failure
+from fedsim.base.loss_term import prediction_loss
 from fedsim.base.task import Goal, takes_targets
 from fedsim.interfaces.attack import (
     FAILURES,
@@ -484,7 +485,7 @@ def _optimise_vector_targets(recipe: Recipe, problem: InversionProblem, update: 
         return recipe
     if problem.goal != "masks" and _num_outputs(problem, update, knowledge) == 1:
         single = torch.zeros(2, 1)
-        if problem.goal == "numbers" or not takes_targets(problem.loss, single, single):
+        if problem.goal == "numbers" or not takes_targets(prediction_loss(problem.loss), single, single):
             return recipe
     if recipe.epochs > 1:
         raise KnowledgeError(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 
 from fedsim.base.errors import AttackError, join_first
-from fedsim.base.loss_term import add_model_term
+from fedsim.base.loss_term import LossWithTerm, add_model_term, describe_undeclared_term, has_loss_term
 from fedsim.base.task import Goal, Loss, goal_of
 from fedsim.data.checks import memory_complaint
 from fedsim.interfaces.attack import Attack, Knowledge, Records, warn
@@ -218,6 +218,8 @@ class InversionProblem:
         known_state = {**dict(zip(self.parameter_names, weights, strict=True)), **self.buffers}
         state = {**known_state, **self.unknown_parts}
         outputs: Tensor = functional_call(self.model, state, (inputs,))
+        if has_loss_term(outputs) and not isinstance(self.loss, LossWithTerm):
+            raise AttackError(f"{self.where}: the model {describe_undeclared_term(self.model, outputs)}")
         return outputs
 
     def gradient(self, weights: Sequence[Tensor], dummy: Tensor, labels: Tensor) -> list[Tensor]:
@@ -324,7 +326,7 @@ def build_problem(
         pseudo_gradient = [states.direction(name).to(device) for name in trained]
     scene = InversionProblem(
         model=model,
-        loss=add_model_term(knowledge.loss, model),  # type: ignore[arg-type]
+        loss=add_model_term(knowledge.loss, model),
         parameter_names=tuple(trained),
         before=move_weights(before, trained, device),
         after=[] if gradient is not None else [after[name].to(device) for name in trained],

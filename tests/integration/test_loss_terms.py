@@ -10,11 +10,16 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import fedsim
+from fedsim.audit.architecture import ReferencedLoss, ReferencedModel
 from fedsim.audit.audit import make_audit
+from fedsim.audit.plausibility import check_outputs
+from fedsim.audit.threat_model import apply_headers
 from fedsim.base.errors import ConfigError, FedsimError, RunError
 from fedsim.base.loss_term import LossWithTerm, add_model_term
 from fedsim.base.task import goal_of
 from fedsim.federation.build import Experiment
+from fedsim.federation.config import AdversaryTable
+from fedsim.interfaces.knowledge import Knowledge
 from fedsim.training.gradients import example_gradients
 from fedsim.training.loop import local_update
 from fedsim.training.model_state import copy_state
@@ -65,13 +70,27 @@ def test_gradients_of_examples_hold_the_term() -> None:
         assert torch.allclose(gradients[name].mean(0), parameter.grad, atol=1e-6), name
 
 
+class Wrapper(nn.Module):
+    """A network around another one, which alone says that it adds a term."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return what the inner network returns."""
+        outputs: Tensor = self.inner(inputs)
+        return outputs
+
+
 def test_an_attack_matches_the_term() -> None:
     network, (inputs, labels) = make_network(), make_batch(1)
     before, after = take_step(network, inputs, labels)
+    wrapped = [{f"inner.{name}": tensor for name, tensor in state.items()} for state in (before, after)]
 
-    def psnr(model: nn.Module) -> float:
+    def psnr(model: nn.Module, sent: dict[str, Tensor] = before, returned: dict[str, Tensor] = after) -> float:
         finding = fedsim.attack(
-            before, after, model=model, num_examples=1, attack="inverting-gradients", labels=labels,
+            sent, returned, model=model, num_examples=1, attack="inverting-gradients", labels=labels,
             settings={"iterations": 300, "step_size": 0.1, "tv_weight": 1e-4}, input_shape=(1, 8, 8),
             value_range=(0.0, 1.0), learning_rate=0.1, local_epochs=1, batch_size=1,
         )  # fmt: skip
@@ -79,6 +98,29 @@ def test_an_attack_matches_the_term() -> None:
 
     told, untold = make_network(), make_network(weight=0.0)
     assert psnr(told) > psnr(untold) + 5, "the term is part of the gradient that is matched"
+    assert psnr(Wrapper(make_network()), *wrapped) == psnr(told)
+    untold = make_network()
+    untold.adds_loss_term = False
+    with pytest.raises(ConfigError, match="does not say by adds_loss_term"):
+        psnr(untold)
+
+
+def test_what_is_granted_of_a_recording_made_elsewhere_has_the_term() -> None:
+    knowledge = Knowledge(model=ReferencedModel(f"{__name__}:make_network"), loss=ReferencedLoss(f"{__name__}:my_loss"))
+    loss = apply_headers(knowledge, AdversaryTable(), [], frozenset()).loss
+    assert isinstance(loss, LossWithTerm)
+    network, (inputs, labels) = make_network(), make_batch(3)
+    outputs = network(inputs)
+    assert torch.equal(loss(outputs, labels), cross_entropy(outputs, labels) + outputs.loss_term.mean())
+    facts = {"input_shape": (1, 8, 8), "value_range": ([0.0], [1.0])}
+    network.adds_loss_term = False
+    with pytest.raises(ConfigError, match="does not say by adds_loss_term"):
+        check_outputs(network, Knowledge(**facts, loss=cross_entropy))
+
+
+def my_loss(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean loss, as a loss of the user does, which takes no reduction."""
+    return cross_entropy(outputs, labels)
 
 
 @pytest.mark.parametrize("defense", [[], [{"name": "dp-sgd", "noise_multiplier": 0.1, "clip": 1.0}]])

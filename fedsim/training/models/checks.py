@@ -14,7 +14,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 
 from fedsim.base.errors import ConfigError
-from fedsim.base.loss_term import add_model_term, adds_loss_term, has_loss_term
+from fedsim.base.loss_term import add_model_term, describe_undeclared_term
 from fedsim.data import Dataset
 
 
@@ -130,12 +130,8 @@ def check_model(model: Any, dataset: Dataset, sample: Tensor, name: str, *, atta
             f"model: '{name}' gives {got} for {len(sample)} examples, expected {expected} for "
             f"{dataset.task.describe_goal()} of '{dataset.name}'; change the model's last layer or the data"
         )
-    if adds_loss_term(model) != has_loss_term(outputs):
-        says, does = ("does not say", "adds") if has_loss_term(outputs) else ("says", "does not add")
-        raise ConfigError(
-            f"model: '{name}' {says} by adds_loss_term that it adds a term to the loss, and {does} one in forward; let "
-            "both agree (fedsim.with_loss_term)"
-        )
+    if complaint := describe_undeclared_term(model, outputs):
+        raise ConfigError(f"model: '{name}' {complaint}")
     if not outputs.isfinite().all():
         raise ConfigError(f"model: '{name}' gives NaN or infinite outputs with fresh weights; mend its initialisation")
 

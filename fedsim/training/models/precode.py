@@ -38,12 +38,6 @@ class VariationalBottleneck(nn.Module):
         return with_loss_term(self.decoder(code), self.weight * divergence)
 
 
-class BottleneckNetwork(nn.Sequential):
-    """Layers whose last one is a `VariationalBottleneck`."""
-
-    adds_loss_term = True
-
-
 @dataclass(frozen=True, kw_only=True)
 class Precode(CheckedSettings):
     """A fully connected network whose features pass through a variational bottleneck.
@@ -75,4 +69,4 @@ class Precode(CheckedSettings):
         for units in self.hidden:
             layers += [nn.Linear(width, units), nn.ReLU()]
             width = units
-        return BottleneckNetwork(*layers, VariationalBottleneck(width, self.bottleneck, task.outputs, self.weight))
+        return nn.Sequential(*layers, VariationalBottleneck(width, self.bottleneck, task.outputs, self.weight))
