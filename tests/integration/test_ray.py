@@ -155,6 +155,24 @@ def test_the_users_own_settings_of_ray_come_back(monkeypatch: pytest.MonkeyPatch
     assert {name: os.environ.get(name) for name in ours} == before
 
 
+def test_a_ray_of_ours_starts_neither_of_its_monitors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's node fills in what is None, so what it would start is asked of the parameters as it asks them."""
+    import ray
+    from ray._private import parameter
+
+    started: list[parameter.RayParams] = []
+
+    def note_parameters(**_: Any) -> None:
+        started.append(parameter.RayParams())
+        started[0].update_if_absent(include_log_monitor=True)
+
+    monkeypatch.setattr(ray, "init", note_parameters)
+    fedsim.federation.engines.ray._connect(None, 1, "engine ray")
+    (parameters,) = started
+    assert parameters.no_monitor
+    assert not parameters.include_log_monitor
+
+
 def test_a_ray_of_our_host_program_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 

@@ -298,7 +298,9 @@ def _connect(address: str | None, actors: int | None, where: str) -> None:
         # listens only on loopback.
         no_cluster = patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False)
         # Nothing here grows a cluster or reads logs of workers, so the two processes that would do it are not started.
-        unmonitored = partial(parameter.RayParams, no_monitor=True, include_log_monitor=None)
+        # None would let Ray start the monitor of logs.
+        without_monitors: dict[str, Any] = {"no_monitor": True, "include_log_monitor": False}
+        unmonitored = partial(parameter.RayParams, **without_monitors)
         with no_cluster, patch.object(parameter, "RayParams", unmonitored):
             ray.init(address="local", num_cpus=actors, **quiet)
         return
