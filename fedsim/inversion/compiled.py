@@ -17,6 +17,7 @@ from fedsim.base.errors import AttackError, FedsimError, first_line, is_device_f
 from fedsim.interfaces.attack import warn
 from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.problem_tensors import problem_facts, problem_tensors, replace_tensors, tree_shapes
+from fedsim.inversion.public_fits import hash_records
 
 _TOLERANCE = 1e-3
 """Largest difference of the compiled objective from the traced function's, relative to its size (at
@@ -52,7 +53,7 @@ def compile_objective(
         evaluate: `(values, iteration_inputs, problem, target) -> tensors`, the objective first, without control flow
             that depends on values.
         key: tells `evaluate` from other functions, such as the attack's settings.
-        problem: whose numbers become constants of the graph.
+        problem: whose numbers become constants of the graph, and what is fitted to its auxiliary records.
         target: what gradients are compared with.
         sample: values and iteration inputs to trace with.
 
@@ -93,6 +94,8 @@ def compile_objective(
         repr(problem.model),
         problem.loss,
         problem_facts(problem),
+        # What is fitted to auxiliary records is a constant of the graph.
+        problem.auxiliary and hash_records(problem.auxiliary),
         tree_shapes(arguments),
     )
     try:

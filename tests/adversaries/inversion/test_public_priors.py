@@ -21,7 +21,7 @@ from fedsim.base.papers import Paper
 from fedsim.base.randomness import generator
 from fedsim.interfaces.attack import Knowledge, Records
 from fedsim.interfaces.findings import Reconstruction
-from fedsim.inversion import batched_restarts, denoisers, matching, public_fits
+from fedsim.inversion import batched_restarts, compiled, denoisers, matching, public_fits
 from fedsim.inversion.matching import GradientInversion
 from fedsim.inversion.priors import TotalVariation
 from fedsim.inversion.problem import InversionProblem, build_problem
@@ -157,6 +157,18 @@ def test_a_denoiser_is_trained_once_for_all_processes(
     fewer = Records(inputs=records.inputs[:-1], labels=records.labels[:-1])
     fit(replace(problem, auxiliary=fewer))
     assert len(trained) == 3
+
+
+def test_a_compiled_graph_is_of_one_set_of_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the prior weighs so little that another one gives nearly the same objective."""
+    monkeypatch.setattr(torch, "compile", lambda graph, **how: graph)
+    monkeypatch.setattr(compiled, "_cache", {})
+    method = replace(with_prior(IG, "gmm", 1e-8), iterations=5)
+    records = public()
+    few = Records(inputs=records.inputs[-400:], labels=records.labels[-400:])
+    attack(replace(method, compile=True))
+    other = knowledge(0, NOISE, auxiliary=few)
+    assert torch.equal(attack(method, other).data, attack(replace(method, compile=True), other).data)
 
 
 def test_what_a_setting_needs_is_declared_by_it(tmp_path: Any) -> None:
