@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -111,11 +112,13 @@ class Reply:
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields for JSON, without optional ones that have their default."""
-        fields: dict[str, Any] = {}
-        for key, value in vars(self).items():
-            is_default = value == _OPTIONAL_COUNTS.get(key) or (key in _OPTIONAL_LISTS and not value)
-            if not is_default:
-                fields[key] = value
+        fields = dict(vars(self))
+        for key, default in _OPTIONAL_COUNTS.items():
+            if fields[key] == default:
+                del fields[key]
+        for key in _OPTIONAL_LISTS:
+            if not fields[key]:
+                del fields[key]
         return fields
 
 
@@ -178,11 +181,26 @@ _NUMPY_TYPES = (torch.float32, torch.float64, torch.int64, torch.uint8)
 
 def hash_state(state: State) -> str:
     """Return the SHA-256 over the names, types, shapes and bytes of `state`, in its own order."""
+    return hash_bytes(state, state_bytes(state))
+
+
+def hash_bytes(state: State, memory: Mapping[str, memoryview]) -> str:
+    """Return the hash of `state`, see `hash_state`, where its `state_bytes` are known already."""
     digest = hashlib.sha256()
     for name, tensor in state.items():
-        digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
-        digest.update(tensor_bytes(tensor))
+        digest.update(_describe_tensor(name, tensor.dtype, tensor.shape))
+        digest.update(memory[name])
     return digest.hexdigest()
+
+
+@lru_cache(maxsize=4096)  # the name of a type is slow, and all replies hold the same tensors
+def _describe_tensor(name: str, dtype: torch.dtype, shape: torch.Size) -> bytes:
+    return f"{name}:{dtype}:{tuple(shape)};".encode()
+
+
+def state_bytes(state: State) -> dict[str, memoryview]:
+    """Return the memory of each tensor by its name, see `tensor_bytes`."""
+    return {name: tensor_bytes(tensor) for name, tensor in state.items()}
 
 
 def tensor_bytes(tensor: Tensor) -> memoryview:
@@ -190,7 +208,7 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
     if not tensor.numel():
         return memoryview(b"")
     if tensor.dtype in _NUMPY_TYPES:  # quicker, of small tensors
-        return np.ascontiguousarray(tensor.detach().numpy()).reshape(-1).view(np.uint8).data
+        return np.ascontiguousarray(tensor.detach().numpy()).data.cast("B")
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 

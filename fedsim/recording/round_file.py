@@ -14,9 +14,9 @@ from fedsim.recording.header import (
     RECORDABLE,
     Header,
     Reply,
-    hash_state,
+    hash_bytes,
     seal_header,
-    tensor_bytes,
+    state_bytes,
 )
 from fedsim.recording.payloads import State
 from fedsim.recording.wire_format import Update
@@ -25,6 +25,8 @@ from fedsim.recording.wire_format import Update
 _BYTES_PER_ROUND, _BYTES_PER_REPLY, _BYTES_PER_TENSOR = 4096, 512, 128
 _MAX_HEADER_BYTES = 100_000_000  # safetensors refuses to read larger ones
 _CHUNK_BYTES = 1 << 24
+_BUFFER_BYTES = 1 << 17
+"""Bytes of small tensors that are written at once; larger tensors are written from their own memory."""
 
 
 class RoundFile:
@@ -43,7 +45,7 @@ class RoundFile:
     """
 
     def __init__(self, path: Path, number: int, expected: int, recipe: Mapping[str, int | str] | None = None) -> None:
-        self._file = path.open("w+b", buffering=0)
+        self._file = path.open("w+b", buffering=_BUFFER_BYTES)
         self._number = number
         self._expected = expected
         self._recipe = recipe or {}
@@ -75,24 +77,26 @@ class RoundFile:
                 f"round {self._number}: two replies say that they come from client {update.client}; "
                 "give every node a partition-id of its own"
             )
+        sent = update.payload.arrays()
         if not self._header_space:
-            names = () if self._recipe else (*update.before, *update.payload.arrays())
+            names = () if self._recipe else (*update.before, *sent)
             self._reserve_header(0 if self._recipe else self._expected, names)
         if id(update.before) not in self._index_of_state:
-            digest = hash_state(update.before)
+            memory = state_bytes(update.before)
+            digest = hash_bytes(update.before, memory)
             if digest not in self._broadcast_hashes:
-                self._write_state(f"broadcast/{len(self._broadcast_hashes)}", update.before)
+                self._write_state(f"broadcast/{len(self._broadcast_hashes)}", update.before, memory)
                 self._broadcast_hashes.append(digest)
             # The reference to the state keeps Python from reusing its id.
             self._index_of_state[id(update.before)] = (update.before, self._broadcast_hashes.index(digest))
         if self._recipe:
             self._check_recipe(update)
-        sent = update.payload.arrays()
+        memory = state_bytes(sent)
         reply = Reply(
             client=update.client,
             num_examples=update.num_examples,
             broadcast=self._index_of_state[id(update.before)][1],
-            sha256=hash_state(sent),
+            sha256=hash_bytes(sent, memory),
             kind=update.payload.kind,
             metrics=dict(update.metrics),
             records=update.records,
@@ -102,7 +106,7 @@ class RoundFile:
             num_bytes=update.payload.nbytes if self._recipe else 0,
         )
         if not self._recipe:
-            self._write_state(reply.key_prefix, sent)
+            self._write_state(reply.key_prefix, sent, memory)
         self._replies[update.client, update.message] = reply
 
     def _check_recipe(self, update: Update) -> None:
@@ -144,7 +148,7 @@ class RoundFile:
         """Write a round that was recorded already: these states, by prefix, under its header."""
         self._reserve_header(len(header.replies), ())
         for prefix, state in states:
-            self._write_state(prefix, state)
+            self._write_state(prefix, state, state_bytes(state))
         self._write_header(header)
 
     def _write_header(self, header: Header) -> None:
@@ -173,8 +177,8 @@ class RoundFile:
         self._header_space = min(space + -space % 8, _MAX_HEADER_BYTES)
         self._file.seek(8 + self._header_space)
 
-    def _write_state(self, prefix: str, state: State) -> None:
-        """Write `state`, widest types first: readers need values at a multiple of their width."""
+    def _write_state(self, prefix: str, state: State, memory: Mapping[str, memoryview]) -> None:
+        """Write the `state_bytes` of `state`, widest types first: readers need values at a multiple of their width."""
         positions = {name: position for position, name in enumerate(state)}
         for name, tensor in sorted(state.items(), key=lambda item: (-item[1].element_size(), item[0])):
             if tensor.dtype not in RECORDABLE:
@@ -184,7 +188,7 @@ class RoundFile:
             if padding := -self._data_end % tensor.element_size():
                 self._write_tensor(f"padding/{self._data_end}", "U8", [padding], memoryview(bytes(padding)))
             key = f"{prefix}/{positions[name]:04d}/{name}"
-            self._write_tensor(key, RECORDABLE[tensor.dtype], list(tensor.shape), tensor_bytes(tensor))
+            self._write_tensor(key, RECORDABLE[tensor.dtype], list(tensor.shape), memory[name])
 
     def _write_tensor(self, key: str, dtype: str, shape: list[int], data: memoryview) -> None:
         write_all(self._file, data)

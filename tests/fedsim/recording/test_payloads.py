@@ -229,7 +229,11 @@ def test_an_attack_matches_the_delta_that_was_sent_and_not_a_difference_of_round
     assume(all(bool(tensor.square().sum().isfinite()) for tensor in moved))  # others are refused before
     assume(any(bool((tensor != 0).any()) for tensor in moved))  # else there is nothing to match
     known = Knowledge(
-        model=lambda: nn.Linear(3, 2), loss=cross_entropy, input_shape=(3,), value_range=(0.0, 1.0), device="cpu"
+        model=lambda: nn.Linear(3, 2),
+        loss=cross_entropy,
+        input_shape=(3,),
+        value_range=(0.0, 1.0),
+        device=torch.device("cpu"),
     )
     scene = build_problem(MessageFormat().read(message(deltas)), known)
     for got, expected in zip(scene.direction, moved, strict=True):
