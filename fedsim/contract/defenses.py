@@ -49,6 +49,7 @@ from fedsim.training.models.mlp import Mlp
 from fedsim.training.settings import LocalTraining
 
 _EXAMPLES, _BATCH_SIZE, _ROUNDS, _DELTA = 6, 3, 3, 1e-5
+_MANY_ROUNDS = 100
 
 
 def is_a_defense(subject: CheckedPlugin) -> None:
@@ -89,6 +90,21 @@ def has_an_effect(subject: CheckedPlugin) -> None:
     raise ContractViolation(
         "with these settings it changes nothing; choose defaults that defend, or refuse such settings"
     )
+
+
+def acts_in_its_rounds_alone(subject: CheckedPlugin) -> None:
+    """It changes nothing in rounds in which it says that it does not act, which adversaries rely on."""
+    defense = _build_defense(subject)
+    idle = [number for number in range(1, _MANY_ROUNDS + 1) if not defense.acts_in(number)]
+    if not idle:
+        raise DoesNotApply(f"it says that it acts in each of {_MANY_ROUNDS} rounds")
+    for number in (idle[0], idle[-1]):
+        for hook_case in _overridden_hooks(defense, number - 1):
+            result = hook_case.apply(_random_state(), generator(1))
+            expect(
+                common.are_equal(result, hook_case.apply_nothing(_random_state())),
+                f"{hook_case.hook} changes something in round {number}, in which acts_in says that it does not act",
+            )
 
 
 def ghost_clipping_matches_examples(subject: CheckedPlugin) -> None:
@@ -289,6 +305,7 @@ CHECKS = (
     hooks_return_valid_tensors,
     draws_from_its_generator,
     has_an_effect,
+    acts_in_its_rounds_alone,
     ghost_clipping_matches_examples,
     sampling_is_poisson_or_none,
     keeps_state_in_memory_only,
@@ -316,35 +333,37 @@ class _HookCase:
     apply_nothing: Callable[[State], State]
 
 
-def _overridden_hooks(defense: Defense) -> list[_HookCase]:
-    """Return a test case for each hook that `defense` overrides."""
+def _overridden_hooks(defense: Defense, number: int = 0) -> list[_HookCase]:
+    """Return a test case for each hook that `defense` overrides, after `number` rounds."""
 
     def call_on_data(state: State, rng: torch.Generator) -> State:
-        indices = apply_on_data(defense, _make_local_round(), _make_context(rng, defense))
+        indices = apply_on_data(defense, _make_local_round(), _make_context(rng, defense, number))
         return {"places": indices.float()}
 
     def call_on_batch(state: State, rng: torch.Generator) -> State:
-        inputs, labels = apply_on_batch(defense, *_make_batch(_BATCH_SIZE), _make_context(rng, defense))
+        inputs, labels = apply_on_batch(defense, *_make_batch(_BATCH_SIZE), _make_context(rng, defense, number))
         return {"inputs": inputs, "labels": labels.float()}
 
     def call_on_examples(state: State, rng: torch.Generator) -> State:
         parameters = _random_state()
         # Poisson sampling may draw an empty batch.
         no_gradients = {name: tensor.new_zeros(0, *tensor.shape) for name, tensor in state.items()}
-        result = apply_on_examples(defense, no_gradients, 3.0, parameters, _make_context(rng, defense))
+        result = apply_on_examples(defense, no_gradients, 3.0, parameters, _make_context(rng, defense, number))
         expect(not non_finite_names(result), "on_examples makes NaN or infinite values of an empty batch")
-        return apply_on_examples(defense, _example_gradients(state), 3.0, parameters, _make_context(rng, defense))
+        return apply_on_examples(
+            defense, _example_gradients(state), 3.0, parameters, _make_context(rng, defense, number)
+        )
 
     def call_on_gradient(state: State, rng: torch.Generator) -> State:
-        return apply_on_gradient(defense, state, _make_context(rng, defense))
+        return apply_on_gradient(defense, state, _make_context(rng, defense, number))
 
     def call_on_update(state: State, rng: torch.Generator) -> State:
-        sent = apply_on_update(defense, state, _make_context(rng, defense))
+        sent = apply_on_update(defense, state, _make_context(rng, defense, number))
         return _dense_update(sent, state)
 
     def call_on_features(state: State, rng: torch.Generator) -> State:
         features, inputs = _make_features(state)
-        return {"features": apply_on_features(defense, features, inputs, _make_context(rng, defense)).detach()}
+        return {"features": apply_on_features(defense, features, inputs, _make_context(rng, defense, number)).detach()}
 
     def all_indices(state: State) -> State:
         return {"places": torch.arange(_EXAMPLES).float()}

@@ -281,6 +281,14 @@ class Identity(Defense):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ActsLonger(Halves):
+    """Act on, after the rounds in which it says that it does."""
+
+    def acts_in(self, number: int) -> bool:
+        return number <= 2
+
+
+@dataclass(frozen=True, kw_only=True)
 class SamplesOddly(Halves):
     """Ask for sampling that there is not."""
 
@@ -832,6 +840,7 @@ BROKEN: list[tuple[Check, registry.Group, type, dict[str, Any], str]] = [
     (attacks.reports_progress, "attacks", Silent, {}, "it never calls 'progress'"),
     (defenses.is_a_defense, "defenses", NoHook, {}, "overrides none of"),
     (defenses.has_an_effect, "defenses", Identity, {}, "it changes nothing"),
+    (defenses.acts_in_its_rounds_alone, "defenses", ActsLonger, {}, "changes something in round 3, in which acts_in"),
     (defenses.draws_from_its_generator, "defenses", NoisyDefense, {}, "torch's global generator"),
     (defenses.hooks_return_valid_tensors, "defenses", DividesByNorm, {}, "on_gradient makes NaN or infinite"),
     (defenses.hooks_return_valid_tensors, "defenses", ChoosesByMask, {}, "expected ascending places of examples"),
