@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import fedsim
+from clients.defenses.update_noise import UpdateNoise
 from fedsim.audit.audit import open_audit
 from fedsim.audit.evaluation.measurements import measure_claims
 from fedsim.audit.evaluation.truth import Truth
+from fedsim.audit.threat_model import full_knowledge
 from fedsim.base import table_metrics
 from fedsim.federation.config import AttackFile, validate_tables
 from fedsim.recording.payloads import Payload
@@ -96,6 +99,21 @@ def test_another_clients_truth_is_named_and_nothing_is_scored(tmp_path: Path, ca
     assert scored_psnr(tmp_path / "swapped", (1, 0)) == []
     assert "what truth.0 says that it held does not explain its message (1 - cosine" in caplog.text
     assert "and what client 1 is said to have held does (0.000); mend [truth]" in caplog.text
+
+
+@pytest.mark.usefixtures("a_module")
+@pytest.mark.parametrize("acts", [True, False])
+def test_a_defense_excuses_a_truth_that_explains_nothing_in_its_rounds_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, acts: bool
+) -> None:
+    defense = UpdateNoise(noise_multiplier=1.0)
+    monkeypatch.setattr(UpdateNoise, "acts_in", lambda self, number: acts)
+    monkeypatch.setattr(
+        "fedsim.audit.audit.full_knowledge", lambda *facts: replace(full_knowledge(*facts), defenses=[defense])
+    )
+    monkeypatch.setattr("fedsim.audit.evaluation.reconstructions._UNRELATED", 0.0)
+    assert bool(scored_psnr(tmp_path / "others", (2, 3))) == acts
+    assert ("nor does anybody else's" in caplog.text) == (not acts)
 
 
 def test_numbers_that_public_rows_do_not_spread_are_right_where_they_are_exact() -> None:

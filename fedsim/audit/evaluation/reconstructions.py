@@ -109,7 +109,7 @@ def _truth_complaint(message: AttackedUpdate, about: FindingMetadata, context: E
             f"{complaint}, and what client {nearest} is said to have held does ({distances[nearest]:.3f}); mend [truth]"
         )
     # Many local steps turn an update away from any gradient, and noise may leave nothing of it.
-    if distance < _UNRELATED or context.knowledge.defenses:
+    if distance < _UNRELATED or context.knowledge.defenses_in(first_round(about)):
         return ""
     return (
         f"{complaint}, nor does anybody else's; mend [truth], or what [app] and [adversary.knowledge] say of the "
