@@ -26,7 +26,7 @@ from fedsim.privacy.noise_probes import ProbeResult, list_violations, probe_nois
 FALSE_ALARMS = 1e-4
 """Probability that an audit says of a sound defense that it is broken."""
 MIN_TRIALS = 100
-"""Fewest trials: with fewer, guesses show no epsilon above 1.2."""
+"""Fewest trials: with fewer, guesses show no epsilon above 1.2 of unknown noise."""
 NO_MECHANISM = "it declares no `mechanism`, so that its noise and sampling have nothing to be held against"
 
 
@@ -81,12 +81,12 @@ def plan_audit(audited: AuditedDefense, trials: int) -> list[str]:
     """
     if trials < MIN_TRIALS:
         raise ConfigError(
-            f"--trials: {trials} trials show an epsilon of at most {largest_epsilon(trials):.3g}, whatever the defense "
-            f"does; ask for at least {MIN_TRIALS}"
+            f"--trials: {trials} trials show an epsilon of at most {largest_epsilon(trials):.3g} of unknown noise, "
+            f"whatever the defense does; ask for at least {MIN_TRIALS}"
         )
     guessed = _choose_guessed(audited)
     delta = guarantee_delta(audited.defense)
-    largest, promised_of_game = largest_epsilon(trials), _promised_epsilon(guessed)
+    largest, promised_of_game = largest_epsilon(trials, guessed.mechanism, delta), _promised_epsilon(guessed)
     sentences = [
         f"Audited: `{audited.hook}` in {audited.releases} releases, with small and large inputs in each of "
         f"{len(LAYERS)} layers and in all of them; "

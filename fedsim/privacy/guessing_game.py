@@ -60,22 +60,38 @@ class GameResult:
         return self.lowest_true_rate > self.ceiling
 
 
-def largest_epsilon(trials: int) -> float:
-    """Return the largest epsilon that so many trials of each neighbour can show.
+def largest_epsilon(trials: int, mechanism: Mechanism | None = None, delta: float = 0.0) -> float:
+    """Return the largest epsilon that so many trials of each neighbour can show, if all guesses are right.
+
+    Args:
+        trials: of each neighbour.
+        mechanism: what is declared; along the curve of Gaussian noise the same rates show more.
+        delta: at which epsilon is stated.
 
     >>> round(largest_epsilon(2000), 1)
     4.3
+    >>> round(largest_epsilon(2000, Mechanism(scale=1.0), delta=1e-5), 1)
+    27.7
     """
     half = max(1, trials // 2)
-    lowest_true_rate = (FALSE_ALARMS / 4) ** (1 / half)
-    return max(0.0, math.log(lowest_true_rate / (1 - lowest_true_rate)))
+    true_rate = (FALSE_ALARMS / 4) ** (1 / half)
+    epsilon = max(0.0, math.log(true_rate / (1 - true_rate)))
+    if not _has_gaussian_curve(mechanism) or true_rate <= 1 / 2:
+        return epsilon
+    return max(epsilon, _gaussian_epsilon(true_rate, 1 - true_rate, delta))
+
+
+def _has_gaussian_curve(mechanism: Mechanism | None) -> bool:
+    return mechanism is not None and mechanism.noise == "gaussian" and mechanism.rate == 1
 
 
 def describe_guesses(audited: AuditedDefense, trials: int, delta: float) -> str:
     """Say with how little noise guesses about this client would break the promised curve."""
     mechanism, promised = audited.mechanism, promised_curve(audited, delta)
-    if promised is None or mechanism is None:
+    if mechanism is None:
         return "with how little noise they refute it is not known, as no mechanism is declared"
+    if promised is None:
+        return "they refute nothing, as so little noise is declared that nothing below 1 is proved"
     half = trials // 2
     rates = np.linspace(0, 1, 201)
 
@@ -177,7 +193,7 @@ def judge_scores(
             best, threshold = quality, float(candidate)
     true_rate, false_rate = _limit_rates(without[half:], with_canary[half:], threshold)
     gaussian = math.nan
-    if mechanism is not None and mechanism.noise == "gaussian" and mechanism.rate == 1:
+    if _has_gaussian_curve(mechanism):
         middle = float(np.median(pooled))
         gaussian = _gaussian_epsilon(*_limit_rates(without[half:], with_canary[half:], middle), delta)
     return GameResult(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import fedsim
+from clients.defenses.update_noise import UpdateNoise
 from fedsim.interfaces.mechanism import Mechanism
 from fedsim.privacy.audit_power import describe_canaries
 from fedsim.privacy.audited_defense import AuditedDefense
@@ -118,10 +119,13 @@ def test_what_canaries_can_find_is_what_they_find(canaries: int, finds: bool) ->
 def test_the_plan_of_an_audit_is_held_against_what_is_promised_of_its_guesses() -> None:
     """Guesses are about full batches, of which more epsilon is promised than of those that are sampled."""
     plan = " ".join(plan_audit(AuditedDefense.from_defense(SoundGradients(noise_multiplier=0.7)), 20_000))
-    assert "below the promised one: they can refute the promised curve, but not the epsilon itself" in plan
+    assert "below the promised one" not in plan, "along the Gaussian curve they show more"
     assert "they refute the promised curve if there is 90 % of the noise or less" in plan
     small = " ".join(plan_audit(AuditedDefense.from_defense(SoundGradients(noise_multiplier=0.3)), 100))
+    assert "below the promised one: they can refute the promised curve, but not the epsilon itself" in small
     assert "they refute nothing, however little noise there is" in small
+    tiny = " ".join(plan_audit(AuditedDefense.from_defense(UpdateNoise(noise_multiplier=0.01)), 100))
+    assert "so little noise is declared that nothing below 1 is proved" in tiny
 
 
 def test_a_run_warns_of_canaries_that_find_nothing_and_concludes_no_more_than_it_saw(

@@ -84,14 +84,15 @@ def test_guesses_of_less_noise_than_is_declared_are_above_the_curve() -> None:
 
 def test_what_an_audit_can_and_cannot_find_is_said_before_it_runs() -> None:
     plan = " ".join(plan_audit(AuditedDefense.from_defense(SoundGradients(noise_multiplier=0.3)), 100))
-    assert f"at most {largest_epsilon(100):.3g}, below the promised one" in plan
+    gaussian = Mechanism(scale=0.3)
+    assert f"at most {largest_epsilon(100, gaussian, 1e-5):.3g}, below the promised one" in plan
     assert "Cannot be found: what shows only after more rounds" in plan
     masks, _, _ = SOUND["masks"]
     assert "declares no `mechanism`" in " ".join(plan_audit(AuditedDefense.from_defense(masks()), 1000))
 
 
 def test_an_audit_that_is_too_small_or_has_nothing_to_refute_does_not_begin() -> None:
-    with pytest.raises(ConfigError, match=r"--trials: 20 trials show an epsilon of at most 0, .*at least 100"):
+    with pytest.raises(ConfigError, match=r"--trials: 20 trials show an epsilon of at most 0 of unknown noise, .*at least 100"):
         audit_defense(SoundGradients(), trials=20)
     with pytest.raises(ConfigError, match="GradientPrune promises nothing that an audit could refute"):
         audit_defense(GradientPrune())
@@ -101,6 +102,13 @@ def test_an_audit_that_is_too_small_or_has_nothing_to_refute_does_not_begin() ->
         audit_defense(UpdateNoise(noise_multiplier=4.0), clients=3, survivors=4)
     with pytest.raises(ConfigError, match="--clients: gradients of examples are not summed"):
         audit_defense(SoundGradients(), clients=3)
+
+
+@pytest.mark.parametrize("mechanism", [None, Mechanism(scale=1.0), Mechanism(noise="laplace", scale=1.0)])
+def test_guesses_that_are_all_right_show_what_is_said_before_and_no_more(mechanism: Mechanism | None) -> None:
+    without, with_canary = np.linspace(-101, -100, 100), np.linspace(100, 101, 100)
+    game = judge_scores(without, with_canary, None, 1e-5, mechanism)
+    assert game.best_epsilon == pytest.approx(largest_epsilon(100, mechanism, 1e-5), rel=0.01)
 
 
 def test_more_trials_can_show_more() -> None:
