@@ -32,13 +32,19 @@ class LoneNumbers:
         self._movers: list[NDArray[np.int32]] = []
         self._moved: dict[int, int] = {}
 
-    def add(self, client: int, update: Sequence[NDArray[Any]]) -> None:
-        """Count the numbers other than 0 in the update of `client`, whose arrays are of the same shapes each time."""
+    def add(self, client: int, update: Sequence[NDArray[Any]], smallest: float = 0.0) -> None:
+        """Count the numbers that the update of `client` moves in the sum.
+
+        Args:
+            client: its id, of which each is added once.
+            update: arrays, of the same shapes each time.
+            smallest: numbers that are not larger are lost when the sum is rounded.
+        """
         if not self._movers:
             self._movers = [np.full(values.shape, _NOBODY, dtype=np.int32) for values in update]
         self._moved[client] = 0
         for movers, values in zip(self._movers, update, strict=True):
-            is_moved = np.asarray(values) != 0
+            is_moved = np.abs(values) > smallest
             movers[...] = np.where(is_moved, np.where(movers == _NOBODY, client, _SEVERAL), movers)
             self._moved[client] += int(is_moved.sum())
 
@@ -62,6 +68,7 @@ class LoneNumbers:
     def _count_by_client(self) -> dict[int, int]:
         counts = dict.fromkeys(self._moved, 0)
         for movers in self._movers:
-            for client in counts:
-                counts[client] += int((movers == client).sum())
+            for mover, count in zip(*np.unique(movers, return_counts=True), strict=True):
+                if mover >= 0:
+                    counts[int(mover)] += int(count)
         return counts

@@ -250,14 +250,20 @@ class _Group:
         self._count_clipped(update, count)
         if self.protocol.privacy is None:
             self.lone_numbers = self.lone_numbers or LoneNumbers()
-            self.lone_numbers.add(client, list(update.values()))
+            # A number below half a step of the grid, or of a client without weight, is lost by rounding and hides none.
+            self.lone_numbers.add(client, list(update.values()), smallest=self._half_step(count))
         self.num_examples += reported_examples(reply)
         self.survivors.append(client)
         for record in reply.array_records.values():
             record.clear()
 
+    def _half_step(self, count: int) -> float:
+        """Return half a step of the grid, in units of an update of a client with so many examples."""
+        table, weight = self.protocol.table, count / self.protocol.largest
+        return table.clip / (1 << table.bits) / weight if weight else math.inf
+
     def _count_clipped(self, update: Mapping[str, NDArray[Any]], count: int) -> None:
-        bound = self.protocol.table.clip * self.protocol.largest / count
+        bound = self.protocol.table.clip * self.protocol.largest / count if count else math.inf
         self.num_clipped += sum(int((np.abs(values) > bound).sum()) for values in update.values())
         self.num_values += sum(values.size for values in update.values())
 

@@ -315,3 +315,20 @@ def test_where_all_move_all_nothing_is_said_of_lone_numbers(caplog: pytest.LogCa
     with caplog.at_level(logging.WARNING):
         list(protocol(groups="all").sum_groups(answers(messages), messages, ROUND))
     assert "alone" not in caplog.text
+
+
+@pytest.mark.parametrize(("factor", "count"), [(1.0, 0), (1e-9, LARGEST)])
+def test_what_is_lost_by_weight_or_rounding_hides_nobody(
+    factor: float, count: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Client 5 moves every number, but the sum hardly: all of them are those of client 2."""
+    messages, replies = asked([2, 5]), []
+    for message, reply in zip(messages, answers(messages), strict=True):
+        if message.metadata.dst_node_id == 5:
+            update = {name: factor * tensor for name, tensor in update_of(5).items()}
+            reply.content["arrays"] = make_record(Payload.from_dense(update).arrays())
+            reply.content["metrics"] = MetricRecord({"num-examples": count})
+        replies.append(reply)
+    with caplog.at_level(logging.WARNING):
+        list(protocol(groups="all").sum_groups(replies, messages, ROUND))
+    assert "clients 2, 5: 16 of 16 numbers of the sum were moved by one of them alone" in caplog.text
