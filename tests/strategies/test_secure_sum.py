@@ -33,6 +33,8 @@ from strategies.message_content import GROUP_RECORD, MEMBERS_KEY
 from strategies.secure_sum import SecureSum
 from tests.integration.test_curious_grid import Wire
 
+pytestmark = pytest.mark.usefixtures("server_task")
+
 SEED, ROUND, LARGEST = 7, 1, 40
 SHAPES = {"weight": (3, 4), "bias": (3,), "scale": ()}
 BEFORE = {name: torch.linspace(-1, 1, max(1, int(np.prod(shape)))).reshape(shape) for name, shape in SHAPES.items()}

@@ -92,7 +92,9 @@ def test_what_an_audit_can_and_cannot_find_is_said_before_it_runs() -> None:
 
 
 def test_an_audit_that_is_too_small_or_has_nothing_to_refute_does_not_begin() -> None:
-    with pytest.raises(ConfigError, match=r"--trials: 20 trials show an epsilon of at most 0 of unknown noise, .*at least 100"):
+    with pytest.raises(
+        ConfigError, match=r"--trials: 20 trials show an epsilon of at most 0 of unknown noise, .*at least 100"
+    ):
         audit_defense(SoundGradients(), trials=20)
     with pytest.raises(ConfigError, match="GradientPrune promises nothing that an audit could refute"):
         audit_defense(GradientPrune())
