@@ -21,8 +21,15 @@ ROWS = "rows"
 """Name of the tensor that holds the ids of rows, in both directions."""
 GRADIENT_ROWS = "gradient_rows"
 """Name of the tensor that holds the ids of the rows of a gradient, where that is not of the last answer."""
+_FILLER_SIZE = 1e-6
+"""Share of the second gradient's norm below which the first one is no gradient, but fills the start of a pipeline."""
 BOTTOM = "bottom/"
 """Prefix of the weights of a feature party's model, where the label party sends them."""
+
+_PIPELINE = (
+    "as in a pipeline, where a party answers for more rows before the gradient of the last ones returns, so nobody "
+    f"knows which answer a gradient is of; have the server name its rows in an integer tensor '{GRADIENT_ROWS}'"
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -55,7 +62,7 @@ def read_split_steps(updates: Iterable[Update]) -> list[SplitStep]:
 
     A gradient is of the last answer, unless `GRADIENT_ROWS` names its rows: in a pipeline, a party answers for the next
     rows before the gradient of the last ones returns. Where such a server does not name them, the first gradient comes
-    late or is zero, and then nobody knows whose it is.
+    late or is next to nothing, and then nobody knows whose it is. It names them with each gradient, or with none.
 
     Args:
         updates: of one party, in ascending order of rounds; `before` is what it was sent.
@@ -65,12 +72,19 @@ def read_split_steps(updates: Iterable[Update]) -> list[SplitStep]:
             asked for, or not named though numbers of rows differ, or a gradient has another shape
             than the embeddings before it, or nobody knows which answer it is of.
     """
-    steps, last_gradient = list[SplitStep](), None
+    steps, last_gradient, names_gradients = list[SplitStep](), None, False
     for update in updates:
         where = f"round {update.round}, client {update.client}"
         gradient = _find_matrix(update.before, f"{where}: what it was sent")
         is_old = gradient is not None and last_gradient is not None and torch.equal(gradient, last_gradient)
         if gradient is not None and not is_old and steps:
+            are_named = GRADIENT_ROWS in update.before
+            if are_named != names_gradients and any(step.gradients is not None for step in steps):
+                raise TranscriptError(
+                    f"{where}: {GRADIENT_ROWS} are named with some of the gradients that it was sent and not with "
+                    "others, so nobody knows which answer those are of; have the server name them with each"
+                )
+            names_gradients = are_named
             index = _find_answer(steps, gradient, update, where)
             if index is not None:
                 steps[index] = _add_gradient(steps[index], gradient, where)
@@ -97,7 +111,19 @@ def read_split_steps(updates: Iterable[Update]) -> list[SplitStep]:
                 f"app send ids in an integer tensor '{ROWS}'"
             )
         steps.append(step)
+    if steps and not names_gradients:
+        _check_first_gradient(steps, f"round {steps[0].number}, client {update.client}")
     return steps
+
+
+def _check_first_gradient(steps: list[SplitStep], where: str) -> None:
+    """Check that the first gradient is not next to nothing, as one that fills the start of a pipeline."""
+    norms = [float(step.gradients.norm()) for step in steps if step.gradients is not None]
+    if len(norms) > 1 and norms[0] < _FILLER_SIZE * norms[1]:
+        raise TranscriptError(
+            f"{where}: the first gradient that it was sent is {norms[0]:.1e} large, and the next one {norms[1]:.1e}, "
+            f"{_PIPELINE}"
+        )
 
 
 def select_bottom(state: State) -> dict[str, Tensor]:
@@ -123,11 +149,7 @@ def _find_answer(steps: list[SplitStep], gradient: Tensor, update: Update, where
     is_first = all(step.gradients is None for step in steps)
     if is_first and (len(steps) > 1 or not gradient.any()) and update.round == steps[-1].number + 1:
         late = f"comes after {len(steps)} answers" if gradient.any() else "is zero"
-        raise TranscriptError(
-            f"{where}: the first gradient that it was sent {late}, as in a pipeline, where a party answers for more "
-            "rows before the gradient of the last ones returns, so nobody knows which answer a gradient is of; have "
-            f"the server name its rows in an integer tensor '{GRADIENT_ROWS}'"
-        )
+        raise TranscriptError(f"{where}: the first gradient that it was sent {late}, {_PIPELINE}")
     return len(steps) - 1 if update.round == steps[-1].number + 1 else None
 
 

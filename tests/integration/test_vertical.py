@@ -313,6 +313,12 @@ def test_gradients_of_a_pipeline_are_paired_by_their_rows_or_refused() -> None:
         read_split_steps(make_pipeline(names_rows=False))
     with pytest.raises(TranscriptError, match="is zero, as in a pipeline"):
         read_split_steps(make_pipeline(names_rows=False, first=torch.zeros(2, 3)))
+    with pytest.raises(TranscriptError, match=r"is 2.4e-12 large, and the next one 2.4e\+00, as in a pipeline"):
+        read_split_steps(make_pipeline(names_rows=False, first=torch.full((2, 3), 1e-12)))
+    partly = make_pipeline(names_rows=True)
+    del partly[3].before["gradient_rows"]  # type: ignore[attr-defined]
+    with pytest.raises(TranscriptError, match="with some of the gradients that it was sent and not with others"):
+        read_split_steps(partly)
     unknown = make_pipeline(names_rows=True)
     unknown[2].before["gradient_rows"] = torch.tensor([90, 91])  # type: ignore[index]
     with pytest.raises(TranscriptError, match="of no answer that still lacks one"):
