@@ -257,6 +257,24 @@ def are_masks(targets: Tensor) -> bool:
     return targets.ndim == 3 and not targets.is_floating_point()
 
 
+def describe_ignored_pixels(masks: Tensor) -> str:
+    """Return what is wrong with masks that seem to mark pixels by 255 that count for nothing; empty if nothing.
+
+    >>> describe_ignored_pixels(torch.tensor([[[0, 1, 255]]])).partition(",")[0]
+    'it has pixels of class 255 and none of class 254'
+    >>> describe_ignored_pixels(torch.tensor([[[0, 1, 2]]]))
+    ''
+    """
+    if not (masks == 255).any() or (masks == 254).any():
+        return ""
+    others = masks[masks != 255]
+    following = int(others.max()) + 1 if others.numel() else 0
+    return (
+        "it has pixels of class 255 and none of class 254, and so 255 may mark pixels that count for nothing, which "
+        f"losses and scores do not leave out; number the classes from 0 without a gap, with {following} in place of 255"
+    )
+
+
 def takes_targets(loss: Any, outputs: Tensor, targets: Tensor) -> bool:
     """Tell whether a loss, which may be anybody's function, takes these targets."""
     try:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedsim.base.constraints import CheckedSettings, PositiveShareBelowOne
 from fedsim.base.errors import ConfigError, DataError
+from fedsim.base.task import describe_ignored_pixels
 from fedsim.data import Dataset, Examples
 from fedsim.data.cache import load_cached
 from fedsim.data.files import describe_error, find_named_file, verify_checksum
@@ -28,7 +29,7 @@ class ArrayFile(CheckedSettings):
     held out. `x` is `example ...` with the axes of the modality, `channel time` of a series; `y` is
     one integer an example, its class, or one real number, the target of a regression; or `example target`, several
     labels of an example, each the integer 0 or 1, or several real numbers; or `example height width`, masks of images,
-    the integer class of each pixel.
+    the integer class of each pixel, all of which count.
 
     Args:
         path: the file, within the data folder or absolute.
@@ -132,7 +133,7 @@ def _make_labels(path: Path, arrays: Mapping[str, Tensor]) -> tuple[dict[str, Te
     if len({part.shape[1:] for part in labels.values()}) > 1:
         shapes = " and ".join(str(tuple(part.shape)) for part in labels.values())
         raise DataError(f"{path}: the targets to train and to test on have the shapes {shapes}; correct them")
-    if train.ndim > 1 and train.shape[1] == 1:
+    if train.ndim == 2 and train.shape[1] == 1:
         labels = {name: part[:, 0] for name, part in labels.items()}
         train = train[:, 0]
     if train.ndim > 2:
@@ -159,6 +160,8 @@ def _make_masks(
                 f"{path}: '{name}' holds {part.dtype} of shape {tuple(part.shape)} beside x of shape {shape}, expected "
                 "the class of each pixel, an integer of at least 0, of images (example, channel, height, width)"
             )
+    if complaint := describe_ignored_pixels(torch.cat([part.flatten() for part in labels.values()])):
+        raise DataError(f"{path}: y: {complaint}")
     highest = max(int(part.max()) for part in labels.values())
     return {name: part.long() for name, part in labels.items()}, {
         "num_classes": 0,

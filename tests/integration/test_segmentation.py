@@ -7,16 +7,18 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import fedsim
 from fedsim.audit.audit import make_audit
-from fedsim.audit.evaluation.mask_scores import PaintedMasks, mask_iou
+from fedsim.audit.evaluation.mask_scores import PaintedMasks, mask_iou, score_masks
 from fedsim.audit.evaluation.truth import Truth, write_truth
 from fedsim.audit.plausibility import check_outputs
 from fedsim.base.errors import ConfigError, DataError, FedsimError
 from fedsim.base.task import Task, goal_of, mask_loss
+from fedsim.data.arrays import ArrayFile
 from fedsim.data.checks import check_dataset
 from fedsim.data.shapes import Shapes
 from fedsim.federation.build import Experiment
@@ -160,6 +162,19 @@ def test_bad_masks_are_refused(tmp_path: Path) -> None:
     files = write_truth(tmp_path, lambda client: (dataset.train.inputs(), dataset.train.labels), [0])
     truth = Truth.load(Path(files["0"]))
     assert torch.equal(truth.labels, dataset.train.labels)
+
+
+def test_pixels_that_are_to_be_ignored_are_no_class(tmp_path: Path) -> None:
+    images, masks = np.random.default_rng(1).random((6, 1, 4, 4)), np.arange(96).reshape(6, 4, 4) % 3
+    masks[:, 0] = 255
+    np.savez(tmp_path / "mine.npz", x=images, y=masks)
+    with pytest.raises(DataError, match=r"255 may mark pixels that count for nothing.* with 3 in place of 255"):
+        ArrayFile(path=str(tmp_path / "mine.npz")).load(None)
+    with pytest.raises(DataError, match="the masks to score by: it has pixels of class 255"):
+        score_masks(torch.zeros(6, 4, 4).long(), torch.from_numpy(masks), None, torch.Generator())
+    masks[:, 0] = 0
+    np.savez(tmp_path / "mine.npz", x=images[:, :, :1], y=masks[:, :1])  # one row of pixels an image
+    assert ArrayFile(path=str(tmp_path / "mine.npz")).load(None).task.target_shape == (1, 4)
 
 
 def test_a_loss_of_classes_on_logits_of_pixels_is_refused() -> None:

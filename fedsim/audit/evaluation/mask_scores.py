@@ -10,7 +10,8 @@ from torch.nn.functional import one_hot
 
 from fedsim.audit.evaluation.score import Score
 from fedsim.audit.evaluation.target_scores import best_sum, mean_of_draws
-from fedsim.base.task import are_masks
+from fedsim.base.errors import DataError
+from fedsim.base.task import are_masks, describe_ignored_pixels
 from fedsim.interfaces.metric import Metric
 from fedsim.interfaces.modality import PublicExamples
 from fedsim.modalities.diverse_guesses import centres_of, clusters_of_claims
@@ -70,7 +71,12 @@ def score_masks(claimed: Tensor, true: Tensor, public: PublicExamples | None, rn
         true: `example height width`, class indices.
         public: examples that the victim does not hold, with masks like its own.
         rng: draws random masks.
+
+    Raises:
+        DataError: pixels seem to be marked by 255 that count for nothing.
     """
+    if complaint := describe_ignored_pixels(true):
+        raise DataError(f"the masks to score by: {complaint}")
     count, shape = max(len(claimed), len(true)), true.shape[1:]
     masks = None if public is None else public.labels
     classes = int(max(part.max() for part in (claimed, true, masks) if part is not None)) + 1
