@@ -23,3 +23,15 @@ def test_what_a_client_holds_is_no_public_example(caplog: pytest.LogCaptureFixtu
     assert "truth.public: 2 of 6 examples are no auxiliary records" in caplog.text
     with pytest.raises(ConfigError, match="each of its 6 examples is equal to one of a client's"):
         drop_held_examples(public, [Truth(data=IMAGES, labels=LABELS)])
+
+
+def test_rounding_hides_no_image_that_a_client_holds() -> None:
+    """One file is of images as they are, the other of those that were standardised on their way to the model."""
+    images = torch.randint(256, (50, 1, 8, 8), generator=torch.Generator().manual_seed(1)) / 255
+    mean, deviation = 0.1307, 0.3081
+    low, high = -mean / deviation, (1 - mean) / deviation
+    standardised = ((images - mean) / deviation - low) / (high - low)
+    assert not torch.equal(standardised, images)
+    public = PublicExamples(data=images, labels=torch.arange(50))
+    left = drop_held_examples(public, [Truth(data=standardised[:20], labels=torch.zeros(20, dtype=torch.int64))])
+    assert left.labels.tolist() == list(range(20, 50))
