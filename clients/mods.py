@@ -45,8 +45,8 @@ def as_mod(defense: Defense, rng: torch.Generator | None = None) -> Mod:
     server by `strategies.curious.Curious`.
 
     A reply becomes an error of its client if it has several records of arrays or none, if an array in it
-    was not broadcast in the same form, if the defended update is NaN or infinite, or if another mod
-    keeps its memory under the same name.
+    was not broadcast in the same form, if the defended update is NaN or infinite, if another mod
+    keeps its memory under the same name, or if it acts in some rounds alone and the server names none.
 
     Args:
         defense: the defense.
@@ -87,6 +87,12 @@ def as_mod(defense: Defense, rng: torch.Generator | None = None) -> Mod:
             if reply.has_error() or message.metadata.message_type.split(".")[0] != "train":
                 return reply
             _check_single_record(reply, defense)
+            number = _round_number(message)
+            if not number and overrides(defense, "acts_in"):
+                raise RunError(
+                    f"{key}: it does not act in all rounds, and the server's message names no round; let it send "
+                    "'server-round' in its config"
+                )
             if context.state.get(key) is not memory_record:
                 raise RunError(f"{key}: two mods of this class would share one memory; derive a class for each")
             for name, record in reply.content.array_records.items():
@@ -94,7 +100,7 @@ def as_mod(defense: Defense, rng: torch.Generator | None = None) -> Mod:
                 memories = ClientMemories(context.state)
                 hook_context = LocalContext(
                     rng=source,
-                    round=_round_number(message),
+                    round=number,
                     broadcast=before,
                     memory=memories.read_record(key),
                 )

@@ -381,6 +381,18 @@ def test_a_mod_whose_round_fails_keeps_what_it_had() -> None:
     assert "NaN" in second
 
 
+class CountsEarly(Counts):
+    """Acts in the first rounds alone."""
+
+    def acts_in(self, number: int) -> bool:
+        return number <= 2
+
+
+def test_a_mod_that_acts_in_some_rounds_is_told_which_one_it_is() -> None:
+    (why,) = updated([as_mod(CountsEarly())], 1)
+    assert "it does not act in all rounds, and the server's message names no round" in why
+
+
 class BreaksOnce(Counts):
     """Fails once, after the defense inside it has changed its memory."""
 
