@@ -86,8 +86,9 @@ def test_convolutions_are_clipped_as_in_the_loop(
     monkeypatch.setattr(cohort_clipping, "_MAX_GRADIENT_NUMBERS", most_numbers)
     defense = DpSgd(clip=0.5, clipping=clipping, noise_multiplier=0.7)
     with seed_globals("convolutions"):
-        body = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1, dilation=2), nn.Linear(2, 3), nn.Tanh(), nn.AvgPool2d(2))
-        last = nn.Sequential(nn.Conv2d(4, 3, 1, stride=(1, 2), bias=False), nn.Flatten(), nn.Linear(3, 5))
+        first = nn.Conv2d(1, 4, (3, 2), stride=(1, 2), padding=(2, 1), dilation=(2, 1))  # gives images of 4 x 3
+        body = nn.Sequential(first, nn.Linear(3, 4), nn.Tanh(), nn.AvgPool2d(2))
+        last = nn.Sequential(nn.Conv2d(4, 3, 1, stride=(1, 2), bias=False), nn.Flatten(), nn.Linear(6, 5))
         model = nn.Sequential(body, last)
     assert can_vectorise(model, SETTINGS, [defense], torch.device("cuda"))
     assert not can_vectorise(model, SETTINGS, [defense])
