@@ -114,3 +114,14 @@ def test_the_rule_for_names_tells_good_from_bad(measure: ModuleType) -> None:
 def test_each_file_says_what_it_holds(figures: Any) -> None:
     silent = figures.silent_files
     assert not silent, f"without a docstring at its top: {', '.join(silent)}"
+
+
+def test_each_table_of_the_pages_begins_with_a_head() -> None:
+    """Rows after an empty line are no table, and stand on the page as text with bars."""
+    headless = []
+    for path in [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]:
+        text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+        for table in re.findall(r"(?:^\|.*\n?)+", text, flags=re.MULTILINE):
+            if not re.match(r"\|.*\n\|[\s:|-]+\|?(?:\n|$)", table):
+                headless.append(f"{path.relative_to(ROOT)}: {table.splitlines()[0][:60]}")
+    assert headless == []
