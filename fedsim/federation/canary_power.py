@@ -22,7 +22,10 @@ def log_canary_power(experiment: Experiment) -> None:
         rounds = experiment.config.federation.rounds
         asked_rounds = rounds if central.cycle is None else math.ceil(rounds / central.cycle)
         mechanisms, proved = [central.mechanism(asked_rounds)], central.epsilon(asked_rounds)
-        _log_power(central.name, *describe_canaries(mechanisms, table.count, proved, central.delta, table.confidence))
+        sentence, finds = describe_canaries(mechanisms, table.count, proved, central.delta, table.confidence)
+        if central.rate is not None or central.correlation == "tree":
+            sentence += "; they show less here, since noise and draws are accounted for as if each were seen by itself"
+        _log_power(central.name, sentence, finds)
         return
     labels = unique_labels([defense.name for defense in experiment.config.defense])
     clients = experiment.config.canary_clients
@@ -39,6 +42,10 @@ def log_canary_power(experiment: Experiment) -> None:
             mechanism = defense.mechanism(participation)
             mechanisms = [] if mechanism is None else [mechanism]
             sentence, finds = describe_canaries(mechanisms, table.count, guarantee.epsilon, guarantee.delta, confidence)
+            if mechanism is not None and mechanism.rate < 1 and participation.steps > 1:
+                sentence += f"; they show less here, since {participation.steps} steps a round are seen as one sum"
+            elif mechanism is not None and mechanism.noise == "laplace" and participation.rounds > 1:
+                sentence += "; they show less here, since Laplace noise is added up over rounds"
             if f"{label}: {sentence}" not in said:
                 said.add(f"{label}: {sentence}")
                 _log_power(label, sentence, finds)

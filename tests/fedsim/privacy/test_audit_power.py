@@ -12,6 +12,9 @@ from torch import Tensor
 
 import fedsim
 from clients.defenses.update_noise import UpdateNoise
+from fedsim.federation.build import Experiment
+from fedsim.federation.canary_power import log_canary_power
+from fedsim.federation.config import Config
 from fedsim.interfaces.mechanism import Mechanism
 from fedsim.privacy.audit_power import describe_canaries
 from fedsim.privacy.audited_defense import AuditedDefense
@@ -114,6 +117,25 @@ def test_what_canaries_can_find_is_what_they_find(canaries: int, finds: bool) ->
     refuted_share = int(sentence.partition("if it has ")[2].partition(" %")[0]) / 100
     found = [audit_rounds(seed, declared, 1, canaries, refuted_share).epsilon > proved for seed in range(10)]
     assert sum(found) >= 9
+
+
+@pytest.mark.parametrize(("steps", "is_less"), [(1, False), (10, True)])
+def test_a_run_says_that_sums_of_steps_show_less_than_is_proved_of_each(
+    steps: int, is_less: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    experiment = {
+        "data": {"name": "digits"},
+        "partition": {"name": "iid", "samples_per_client": 40},
+        "model": {"name": "mlp", "hidden": [8]},
+        "training": {"local_steps": steps, "batch_size": 8},
+        "federation": {"engine": "serial", "clients": 2, "rounds": 1},
+        "defense": [{"name": "dp-sgd", "noise_multiplier": 1.0}],
+        "adversary": {"when": "never", "victims": [0]},
+        "canaries": {"count": 100},
+    }
+    with caplog.at_level(logging.INFO):
+        log_canary_power(Experiment(Config.model_validate(experiment)))
+    assert ("they show less here, since 10 steps a round are seen as one sum" in caplog.text) == is_less
 
 
 def test_the_plan_of_an_audit_is_held_against_what_is_promised_of_its_guesses() -> None:
