@@ -23,8 +23,9 @@ def add_public_prior(
 ) -> Recipe:
     """Return the recipe with a prior that is fitted to the auxiliary records of the problem.
 
-    Each is the negative logarithm of a density of examples, or has its gradient. So with a distance that is a
-    log-likelihood a weight of 1 is Bayes' rule, whatever the prior.
+    Each is the negative logarithm of a density of what is optimised, or has its gradient. So with a distance that is a
+    log-likelihood a weight of 1 is Bayes' rule. For the denoiser that is about noisy images, and what it makes of the
+    most probable ones is not exactly the most probable image.
 
     Args:
         recipe: whose other priors stay.
