@@ -35,17 +35,20 @@ def match_examples(candidates: Tensor, targets: Tensor) -> Tensor:
 
 
 def mean_squared_errors(claimed: Tensor, true: Tensor) -> Tensor:
-    """Return `true claimed`, the mean squared error of each pair of examples, in double precision.
+    """Return `... true claimed`, the mean squared error of each pair of examples, in double precision.
+
+    Claims may have leading axes, of several sets of claims that are compared with the same true examples.
 
     >>> mean_squared_errors(torch.tensor([[0.0, 0.0], [1.0, 1.0]]), torch.tensor([[0.0, 1.0]]))
     tensor([[0.5000, 0.5000]], dtype=torch.float64)
     """
-    squared_distance = torch.cdist(true.flatten(1).double(), claimed.flatten(1).double()).square()
+    rows = claimed.flatten(1 + claimed.ndim - true.ndim)
+    squared_distance = torch.cdist(true.flatten(1).double(), rows.double()).square()
     return squared_distance / true[0].numel()
 
 
 def image_misfits(claimed: Tensor, true: Tensor) -> Tensor:
-    """Return `true claimed`, the negative PSNR of each pair of images, up to a factor.
+    """Return `... true claimed`, the negative PSNR of each pair of images, up to a factor.
 
     PSNR above 100 dB counts as 100, because that of exact copies is infinite.
     """

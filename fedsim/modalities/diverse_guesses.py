@@ -11,9 +11,9 @@ from __future__ import annotations
 import hashlib
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,13 +25,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from threadpoolctl import ThreadpoolController
 
+ValueT = TypeVar("ValueT")
 _MAX_EXAMPLES = 1000
 """Most public examples of a class that are clustered."""
-_clusters_by_data: dict[int, dict[tuple[int | None, int], list[Tensor]]] = {}
-"""Clusters by the id of the public examples, and by class and number of claims.
-
-They are the same for each victim.
-"""
+_shared_by_data: dict[int, list[tuple[Tensor, dict[Hashable, Any]]]] = {}
+"""What guesses about each victim share, by the id of the public examples; each with their labels."""
 _MAX_CLUSTERINGS = 1000
 _cluster_numbers: dict[tuple[str, tuple[int, ...], int], Tensor] = {}
 """Number of the cluster of each row, by hash and shape of the rows and number of clusters."""
@@ -44,28 +42,73 @@ def clusters_of_claims(public: PublicExamples, labels: Tensor) -> list[Tensor]:
         public: examples of the same kind of data.
         labels: `example`, claimed classes; targets of a regression count as one class.
     """
+    return _in_order_of_claims(public, labels, _class_clusters)
+
+
+def centres_of_claims(public: PublicExamples, labels: Tensor) -> Tensor:
+    """Return `example ...`, the mean of the public examples of each of `clusters_of_claims`."""
+    return torch.stack(_in_order_of_claims(public, labels, _class_centres))
+
+
+def share_by_public(public: PublicExamples, key: Hashable, compute: Callable[[], ValueT]) -> ValueT:
+    """Return what `compute` made of the same public examples and labels, or call it; guesses about victims share it.
+
+    Args:
+        public: examples and their labels, which nobody changes in place.
+        key: all else that it depends on; a name of it first.
+        compute: makes it; nobody may change what it returns.
+    """
+    data = id(public.data)  # tensors cannot be keys
+    if data not in _shared_by_data:
+        _shared_by_data[data] = []
+        weakref.finalize(public.data, _shared_by_data.pop, data)
+    entries = _shared_by_data[data]
+    values = next((values for labels, values in entries if _are_equal(labels, public.labels)), None)
+    if values is None:
+        values = {}
+        entries.append((public.labels, values))
+    if key not in values:
+        values[key] = compute()
+    value: ValueT = values[key]
+    return value
+
+
+def _are_equal(labels: Tensor, others: Tensor) -> bool:
+    return labels is others or (labels.dtype == others.dtype and torch.equal(labels, others))
+
+
+def _in_order_of_claims(
+    public: PublicExamples, labels: Tensor, parts_of_class: Callable[[PublicExamples, int | None, int], list[Tensor]]
+) -> list[Tensor]:
+    """Return for each claimed label the next of as many parts of its class as claims have that label."""
     is_regression = labels.is_floating_point()
     classes = [None] * len(labels) if is_regression else labels.tolist()
     unused: dict[int | None, list[Tensor]] = {}
     for label in dict.fromkeys(classes):
-        unused[label] = list(_class_clusters(public, label, classes.count(label)))
+        unused[label] = list(parts_of_class(public, label, classes.count(label)))
     return [unused[label].pop(0) for label in classes]
 
 
 def _class_clusters(public: PublicExamples, label: int | None, count: int) -> list[Tensor]:
     """Return `count` clusters, as indices, of the public examples of a class; some may be equal."""
-    key = id(public.data)  # tensors cannot be keys
-    if key not in _clusters_by_data:
-        _clusters_by_data[key] = {}
-        weakref.finalize(public.data, _clusters_by_data.pop, key)
-    clusters = _clusters_by_data[key]
-    if (label, count) not in clusters:
+
+    def split_class() -> list[Tensor]:
         indices = torch.arange(len(public.data))
         if label is not None:
             class_indices = indices[public.labels == label]
             indices = class_indices if len(class_indices) else indices
-        clusters[label, count] = _split(public.data, indices[:_MAX_EXAMPLES], count)
-    return clusters[label, count]
+        return _split(public.data, indices[:_MAX_EXAMPLES], count)
+
+    return share_by_public(public, ("clusters", label, count), split_class)
+
+
+def _class_centres(public: PublicExamples, label: int | None, count: int) -> list[Tensor]:
+    """Return the mean of each of `_class_clusters`."""
+
+    def average() -> list[Tensor]:
+        return [public.data[indices].mean(0) for indices in _class_clusters(public, label, count)]
+
+    return share_by_public(public, ("centres", label, count), average)
 
 
 def _split(data: Tensor, indices: Tensor, count: int) -> list[Tensor]:
@@ -104,8 +147,3 @@ def _thread_limits() -> ThreadpoolController:
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController()
-
-
-def centres_of(public: PublicExamples, clusters: Sequence[Tensor]) -> Tensor:
-    """Return `example ...`, the mean of each cluster."""
-    return torch.stack([public.data[indices].mean(0) for indices in clusters])

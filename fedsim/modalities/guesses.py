@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fedsim.interfaces.modality import GuessMaterial, PublicExamples
-from fedsim.modalities.diverse_guesses import centres_of, clusters_of_claims
+from fedsim.modalities.diverse_guesses import centres_of_claims, share_by_public
 
 
 def general_guesses(material: GuessMaterial, middle_name: str = "mid-grey") -> dict[str, Tensor]:
@@ -27,11 +27,11 @@ def general_guesses(material: GuessMaterial, middle_name: str = "mid-grey") -> d
     }
     if public is None:
         return guesses
-    mean = public.data.mean(0)
+    mean = _class_mean(public, None)
     drawn = torch.randint(len(public.data), (material.count,), generator=material.rng)
     guesses["public mean"] = mean.expand(shape)
     guesses["public example"] = public.data[drawn]
-    centres = centres_of(public, clusters_of_claims(public, material.labels))
+    centres = centres_of_claims(public, material.labels)
     centres = torch.cat([centres, mean.expand(shape)[len(centres) :]])
     if material.labels.is_floating_point():  # targets of a regression are no classes
         return guesses | {"public centres": centres}
@@ -46,10 +46,18 @@ def class_means(public: PublicExamples, labels: Tensor, count: int) -> Tensor:
 
     A class without public examples has the mean of all.
     """
-    mean = public.data.mean(0)
-    means: list[Tensor] = []
-    for label in labels.tolist():
-        class_mean = public.data[public.labels == label].mean(0)
-        means.append(class_mean if torch.isfinite(class_mean).all() else mean)
-    means += [mean] * (count - len(means))
+    means = [_class_mean(public, label) for label in labels.tolist()]
+    means += [_class_mean(public, None)] * (count - len(means))
     return torch.stack(means)
+
+
+def _class_mean(public: PublicExamples, label: float | None) -> Tensor:
+    """Return the mean of the public examples of a class; of all for None, and where the class has none."""
+
+    def average() -> Tensor:
+        if label is None:
+            return public.data.mean(0)
+        class_mean = public.data[public.labels == label].mean(0)
+        return class_mean if torch.isfinite(class_mean).all() else _class_mean(public, None)
+
+    return share_by_public(public, ("mean", label), average)

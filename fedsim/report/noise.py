@@ -22,24 +22,34 @@ _PUBLIC_QUANTILE, _MAX_PUBLIC = 0.95, 500
 """Of the roughness of so many public images this quantile counts, as some images are rough by nature."""
 
 
-def relative_roughness(claimed: Tensor, public: Tensor | None) -> float:
-    """Return how many times as rough as public images the median claim is; NaN where they are no images.
+def usual_roughness(public: Tensor | None) -> float:
+    """Return the roughness that few public images exceed; NaN where they are no images.
 
     An image's roughness is its total variation. White noise has a third of the range, saturated noise a half;
     photographs have about a twentieth.
 
     Args:
+        public: `image channel height width` in [0, 1]; None where there are none.
+    """
+    if public is None or public.ndim != 4 or not len(public):
+        return math.nan
+    return float(_roughness(public[:_MAX_PUBLIC]).quantile(_PUBLIC_QUANTILE))
+
+
+def relative_roughness(claimed: Tensor, usual: float) -> float:
+    """Return how many times as rough as public images the median claim is; NaN where they are no images.
+
+    Args:
         claimed: `image channel height width` in [0, 1].
-        public: likewise; None where there are none.
+        usual: `usual_roughness` of public images.
 
     >>> import torch
     >>> smooth = torch.linspace(0, 1, 16).expand(2, 1, 16, 16)
-    >>> relative_roughness(torch.rand(2, 1, 16, 16), smooth) > 5
+    >>> relative_roughness(torch.rand(2, 1, 16, 16), usual_roughness(smooth)) > 5
     True
     """
-    if public is None or claimed.ndim != 4 or public.ndim != 4 or not len(claimed) or not len(public):
+    if claimed.ndim != 4 or not len(claimed):
         return math.nan
-    usual = _roughness(public[:_MAX_PUBLIC]).quantile(_PUBLIC_QUANTILE)
     return float(_roughness(claimed).median() / usual) if usual > 0 else math.nan
 
 

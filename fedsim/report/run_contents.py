@@ -39,7 +39,7 @@ from fedsim.recording.header import Header, hash_state
 from fedsim.report import figures, image_scores
 from fedsim.report.curves import Curves
 from fedsim.report.image_scores import FindingKey
-from fedsim.report.noise import relative_roughness
+from fedsim.report.noise import relative_roughness, usual_roughness
 from fedsim.report.pictures import Gallery, encode_png, images_as_bytes
 from fedsim.report.records import ShownRecords, shown_records
 from fedsim.report.verdicts import AttackTraits
@@ -289,6 +289,11 @@ class _Viewer:
         """Public data, which guesses are made of."""
         return self.audit.case.public() if self.audit else None
 
+    @cached_property
+    def usual_roughness(self) -> float:
+        """Roughness of public images; NaN where there are none."""
+        return usual_roughness(self.public_data.data if self.public_data else None)
+
     @property
     def dataset(self) -> Dataset | None:
         """Data set of the experiment, which names the columns of tables."""
@@ -372,8 +377,7 @@ def _view_finding(finding: Finding, about: Mapping[str, Any], png: Path, viewer:
             scores=viewer.scores.get(key, {}),
         )
         card_images = _card_images(sheet, card_examples)
-        public = viewer.public_data
-        roughness = relative_roughness(sheet.claimed, public.data if public else None)
+        roughness = relative_roughness(sheet.claimed, viewer.usual_roughness)
     dataset = viewer.dataset if display.rows is not None else None
     shown_curves = {name: (x.double().numpy(), y.double().numpy()) for name, (x, y) in display.curves.items()}
     return FindingView(

@@ -31,6 +31,8 @@ from fedsim.modalities.drawing import clean_drawing
 
 MAX_IMAGES = 16
 """Most images of a finding that a page and its image grid show; they are the first ones."""
+_SNAPSHOT_VALUES = 2**22
+"""Most values of snapshots that are compared with the truth at once."""
 MAX_DRAWINGS = 8
 """Most drawings of a finding that a page shows."""
 
@@ -205,9 +207,14 @@ def _certified_flags(finding: Reconstruction, assignment: Tensor | None) -> Sequ
 
 
 def _snapshot_psnr(snapshots: Tensor, true: Tensor) -> Tensor:
-    """Return the mean PSNR in dB of each snapshot."""
-    values: list[float] = []
-    for data in snapshots:
-        paired = metrics.pair_examples(data, true)
-        values.append(metrics.psnr(paired, true).mean().item())
-    return snapshots.new_tensor(values)
+    """Return the mean PSNR in dB of each snapshot `snapshot example channel height width`."""
+    grey = torch.full_like(true[:1], 0.5)
+    means = list[Tensor]()
+    for part in snapshots.split(max(1, _SNAPSHOT_VALUES // snapshots[0].numel())):
+        paired = []
+        for data, costs in zip(part, metrics.image_misfits(part, true), strict=True):
+            assignment = metrics.assign_by_costs(costs, lambda: metrics.image_misfits(grey, true))
+            paired.append(_reorder_claims(data, assignment))
+        psnr = metrics.psnr(torch.cat(paired), true.repeat(len(paired), *[1] * (true.ndim - 1)))
+        means += [values.mean() for values in psnr.split(len(true))]
+    return torch.stack(means)

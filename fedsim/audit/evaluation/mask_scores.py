@@ -14,7 +14,7 @@ from fedsim.base.errors import DataError
 from fedsim.base.task import are_masks, describe_ignored_pixels
 from fedsim.interfaces.metric import Metric
 from fedsim.interfaces.modality import PublicExamples
-from fedsim.modalities.diverse_guesses import centres_of, clusters_of_claims
+from fedsim.modalities.diverse_guesses import centres_of_claims
 
 
 class MaskIou(Metric):
@@ -90,7 +90,7 @@ def score_masks(claimed: Tensor, true: Tensor, public: PublicExamples | None, rn
     if masks is not None:
         shares = one_hot(masks, classes).flatten(1, 2).float()  # public pixel class
         without_labels = PublicExamples(data=shares, labels=torch.zeros(len(shares)))
-        centres = centres_of(without_labels, clusters_of_claims(without_labels, torch.zeros(count)))
+        centres = centres_of_claims(without_labels, torch.zeros(count))
         guesses["public centres"] = mask_iou(centres.argmax(2).reshape(-1, *shape), true)
         guesses["the same for all"] = mask_iou(shares.mean(0).argmax(1).reshape(shape).expand(count, *shape), true)
         guesses["public masks"] = mean_of_draws(

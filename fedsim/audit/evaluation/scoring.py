@@ -39,7 +39,7 @@ from fedsim.interfaces.findings import Reconstruction, Texts
 from fedsim.interfaces.metric import EXPLANATION_OF_GUESSES, Metric, find_metric
 from fedsim.interfaces.modality import GuessMaterial, PublicExamples
 from fedsim.modalities import find_modality
-from fedsim.modalities.diverse_guesses import centres_of, clusters_of_claims
+from fedsim.modalities.diverse_guesses import centres_of_claims, clusters_of_claims
 
 CERTIFIED = 60.0
 """PSNR in dB that an example which an attack calls certified must reach."""
@@ -347,7 +347,7 @@ def guess_examples(
         guesses["painted masks"] = masks.paint(material.count)
     if public is not None and not truth.has_tokens and not _are_counted(finding.labels, truth.labels):
         no_labels = torch.zeros(material.count)  # one class of all examples
-        guesses["public centres"] = centres_of(public, clusters_of_claims(public, no_labels))
+        guesses["public centres"] = centres_of_claims(public, no_labels)
     for name, guess in guesses.items():
         if guess.shape != (material.count, *shape):
             raise PluginError(

@@ -11,7 +11,7 @@ from fedsim.audit.evaluation.score import Score
 from fedsim.base.task import Goal
 from fedsim.interfaces.metric import Metric
 from fedsim.interfaces.modality import PublicExamples
-from fedsim.modalities.diverse_guesses import centres_of, clusters_of_claims
+from fedsim.modalities.diverse_guesses import centres_of_claims
 
 _DRAWS = 20
 """Random guesses whose mean counts, so that a lucky one is no floor."""
@@ -76,7 +76,7 @@ def score_targets(
     if rows is not None:
         constants = {"the same for all": rows.mean(0, keepdim=True)}
         without_labels = PublicExamples(data=rows, labels=torch.zeros(len(rows)))
-        centres = centres_of(without_labels, clusters_of_claims(without_labels, torch.zeros(count)))
+        centres = centres_of_claims(without_labels, torch.zeros(count))
         guesses["public centres"] = measure(_as_targets(centres, goal), true)
         guesses["public rows"] = mean_of_draws(
             lambda: measure(rows[torch.randint(len(rows), (count,), generator=rng)], true)

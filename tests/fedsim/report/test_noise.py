@@ -19,7 +19,7 @@ from fedsim.data import Dataset
 from fedsim.interfaces.attack import Attack, Paper, Progress, Target
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.report import cards
-from fedsim.report.noise import explain_noise, relative_roughness
+from fedsim.report.noise import explain_noise, relative_roughness, usual_roughness
 from fedsim.report.run_contents import FindingView
 from fedsim.report.verdicts import LEAKS, UNDECIDED
 from tests.support.experiments import TINY
@@ -83,15 +83,15 @@ def test_real_digits_are_no_noise_and_saturated_patches_are(
     digits: Dataset, spoil: Callable[[Tensor], Tensor], is_noise: bool
 ) -> None:
     claimed = spoil(digits.to_unit_range(digits.train.inputs(slice(0, 8))))
-    roughness = relative_roughness(claimed, digits.to_unit_range(digits.test.inputs()))
+    roughness = relative_roughness(claimed, usual_roughness(digits.to_unit_range(digits.test.inputs())))
     assert (roughness >= 1.5) == is_noise
 
 
 def test_there_is_no_roughness_of_tables_or_without_public_images() -> None:
     images = draw_uniform(2, 1, 4, 4)
-    assert math.isnan(relative_roughness(torch.rand(4, 7), torch.rand(9, 7)))
-    assert math.isnan(relative_roughness(images, None))
-    assert math.isnan(relative_roughness(images, torch.zeros(2, 1, 4, 4)))
+    assert math.isnan(relative_roughness(torch.rand(4, 7), usual_roughness(torch.rand(9, 7))))
+    assert math.isnan(relative_roughness(images, usual_roughness(None)))
+    assert math.isnan(relative_roughness(images, usual_roughness(torch.zeros(2, 1, 4, 4))))
 
 
 @dataclass(frozen=True, kw_only=True)
