@@ -37,7 +37,7 @@ from fedsim.report.next_steps import CERTAINTY, NextStep, describe_audited_run, 
 from fedsim.report.page import write_report
 from fedsim.report.recovery import describe_recovery
 from fedsim.report.round_leakage import split_by_round
-from fedsim.report.run_contents import read_attack_traits
+from fedsim.report.run_contents import read_attack_traits, read_scores
 from fedsim.report.run_learning import examine_learning, find_reported_accuracy
 from fedsim.report.score_ceilings import compute_score_ceilings
 from fedsim.report.summary import number_of
@@ -212,7 +212,7 @@ def _attack_and_score(audit: Audit, follow: ReportJobProgress | None) -> AuditRe
     # The folder may hold findings of further victims, from earlier attacks.
     victims = {job.victim for job in planned}
     asked_rows = [row for row in rows if row["victim"] in victims]
-    readings = score_readings(asked_rows, read_attack_traits(audit.folder, audit))
+    readings = score_readings(asked_rows, read_attack_traits(audit.folder, read_scores(audit.folder), audit=audit))
     remarks = defense_remarks(readings, audit)
     for attack, leakage in split_by_round(readings, asked_rows).items():
         remarks.append(f"{attack}: {leakage.sentence}")

@@ -230,8 +230,9 @@ class Run:
 
         rows = []
         if not self.scores.empty:
-            traits = read_attack_traits(self._folder, None, trust=self._trust)
-            rows = [_summary_row(reading) for reading in score_readings(read_scores(self._folder), traits)]
+            score_rows = read_scores(self._folder)
+            traits = read_attack_traits(self._folder, score_rows, trust=self._trust)
+            rows = [_summary_row(reading) for reading in score_readings(score_rows, traits)]
         rows += _failure_rows(self._read_failures())
         return pd.DataFrame(rows, columns=SUMMARY_COLUMNS)
 

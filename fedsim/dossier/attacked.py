@@ -26,7 +26,7 @@ from fedsim.interfaces.metric import describe_metric
 from fedsim.report import verdicts
 from fedsim.report.headline import says_more
 from fedsim.report.reported_run import ReportedRun
-from fedsim.report.run_contents import attack_classes, read_attack_names, read_metadata
+from fedsim.report.run_contents import attack_classes
 from fedsim.report.summary import enumerate_words, number_of
 from fedsim.report.threats import list_granted_facts
 from fedsim.report.verdicts import ScoreReading
@@ -34,11 +34,10 @@ from fedsim.report.verdicts import ScoreReading
 
 def read_finding_facts(run: ReportedRun) -> list[dict[str, Any]]:
     """Return what each readable finding of a run says of itself, with the name of its attack as `attack`."""
-    names = read_attack_names(run.folder)
     facts = []
-    for about in read_metadata(run.folder):
+    for about in run.finding_facts:
         title = about["attack"]
-        facts.append({**about, "title": title, "attack": names[title, about["variant"]]})
+        facts.append({**about, "title": title, "attack": run.attack_names[title, about["variant"]]})
     return facts
 
 

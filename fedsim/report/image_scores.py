@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from fedsim.audit.scores import IMAGE_SCORE_COLUMNS
@@ -13,6 +15,7 @@ from fedsim.interfaces.metric import describe_metric, sort_metrics
 
 FindingKey = tuple[str, str, str, str, str]
 """Key of a finding: title and variant of the attack, round, victim and random start."""
+_KEY_COLUMNS = "attack", "variant", "round", "victim", "repeat"
 ExampleScores = Mapping[FindingKey, Mapping[str, Sequence[float]]]
 """By finding and metric, the value of each example; NaN where there is none."""
 
@@ -38,9 +41,7 @@ class ExtremeExample:
 
 def finding_key(about: Mapping[str, Any]) -> FindingKey:
     """Return the key of a finding, from its metadata or from a row of `scores.csv` or `image-scores.csv`."""
-    title, variant, number, victim, repeat = (
-        about[name] for name in ("attack", "variant", "round", "victim", "repeat")
-    )
+    title, variant, number, victim, repeat = (about[name] for name in _KEY_COLUMNS)
     return str(title), str(variant), str(number), str(victim), str(repeat)
 
 
@@ -60,10 +61,12 @@ def read_example_scores(folder: RunFolder) -> ExampleScores:
         RunError: the table is not one that an audit writes.
     """
     scores: dict[FindingKey, dict[str, dict[int, float]]] = {}
-    for row in read_rows(folder.images, IMAGE_SCORE_COLUMNS, ("value", "image")):
-        if describe_metric(row["metric"]).ranks_examples:
-            by_example = scores.setdefault(finding_key(row), {}).setdefault(row["metric"], {})
-            by_example[int(float(row["image"]))] = float(row["value"])
+    rows = read_rows(folder.images, IMAGE_SCORE_COLUMNS, ("value", "image"))
+    for (*key, metric), finding_rows in groupby(rows, itemgetter(*_KEY_COLUMNS, "metric")):
+        if describe_metric(metric).ranks_examples:
+            title, variant, number, victim, repeat = key
+            by_example = scores.setdefault((title, variant, number, victim, repeat), {}).setdefault(metric, {})
+            by_example.update((int(float(row["image"])), float(row["value"])) for row in finding_rows)
     return {
         key: {metric: _as_list(by_example) for metric, by_example in metrics.items()} for key, metrics in scores.items()
     }

@@ -31,9 +31,11 @@ from fedsim.report.run_contents import (
     FindingView,
     Recording,
     attack_classes,
-    read_attack_traits,
+    find_attack_traits,
+    name_attacks,
     read_audit,
     read_findings,
+    read_metadata,
     read_recording,
     read_scores,
 )
@@ -124,7 +126,17 @@ class ReportedRun:
     @cached_property
     def attack_traits(self) -> Mapping[tuple[str, str], AttackTraits]:
         """Return by title and variant of each attack what its scores are read by."""
-        return read_attack_traits(self.folder, self.audit, trust=self.trust)
+        return find_attack_traits(self.attack_names, self.finding_facts, self.audit, trust=self.trust)
+
+    @cached_property
+    def finding_facts(self) -> Sequence[Mapping[str, Any]]:
+        """Return what each readable finding says of itself."""
+        return list(read_metadata(self.folder))
+
+    @cached_property
+    def attack_names(self) -> Mapping[tuple[str, str], str]:
+        """Return by title and variant the name of each attack that is scored or has a finding."""
+        return name_attacks(self.scores, self.finding_facts)
 
     @cached_property
     def readings(self) -> Sequence[ScoreReading]:
@@ -164,6 +176,8 @@ class ReportedRun:
             self.audit,
             self.notes,
             self.failures,
+            score_rows=self.scores,
+            names=self.attack_names,
             gallery=gallery,
             scores=self.example_scores,
             card_examples=examples_by_finding(self.extreme_examples),

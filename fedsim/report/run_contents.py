@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,10 @@ from torch import Tensor
 from fedsim.audit.audit import Audit
 from fedsim.audit.evaluation.case import UnknownTruthError
 from fedsim.audit.evaluation.display import Display, DisplayMatrix, DisplayTable, ImageGrid, RocCurve, TextPair
-from fedsim.audit.evaluation.evaluator import evaluator_of, guess_generator
+from fedsim.audit.evaluation.evaluator import Evaluator, evaluator_of, guess_generator
 from fedsim.audit.evaluation.examples import MAX_IMAGES
+from fedsim.audit.evaluation.measurement_cache import MeasurementCache
+from fedsim.audit.evaluation.reconstructions import ReconstructionEvaluator
 from fedsim.audit.evaluation.scoring import claimed_data
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.audit.finding_files import load_claim, read_facts
@@ -53,6 +55,8 @@ _REQUIRED_KEYS = (
 """What the page needs of the metadata of a finding."""
 _OPTIONAL_KEYS = ("knowledge", "app")
 """What else it needs of that, which findings of an earlier fedsim lack."""
+_SHARED_GUESSES = 16
+"""How many sets of images of guesses are kept for the next findings; those about one victim come together."""
 _VERIFIED_BYTES = 10**9
 """A larger recording is not read whole for a report."""
 
@@ -197,6 +201,8 @@ def read_findings(
     notes: list[str],
     failures: list[str],
     *,
+    score_rows: Sequence[Mapping[str, str]],
+    names: Mapping[tuple[str, str], str],
     gallery: Gallery | None = None,
     scores: image_scores.ExampleScores | None = None,
     card_examples: Mapping[FindingKey, Collection[int]] | None = None,
@@ -207,6 +213,8 @@ def read_findings(
     Args:
         notes: gets a sentence for each finding that cannot be read or shown, and for each truth that is not known.
         failures: gets the former alone.
+        score_rows: see `read_scores`.
+        names: see `name_attacks`.
         gallery: gets the images.
         scores: scores of single examples.
         card_examples: by finding, the examples that cards of the page show.
@@ -215,19 +223,20 @@ def read_findings(
     viewer = _Viewer(
         audit,
         notes,
-        titles=read_attack_names(folder),
+        titles=names,
         gallery=gallery or Gallery(),
-        guesses=_best_guesses(folder),
+        guesses=_best_guesses(score_rows),
         scores=scores or {},
         card_examples=card_examples or {},
     )
+    main_metric = cache(partial(_main_metric, audit=audit, trust=trust))
     paths = sorted(folder.findings.glob("*/*.safetensors"), key=_sort_key)
     for path in track(paths, "drawing", len(paths)):
         name = path.name
         try:
             finding, about = load_claim(path)
             name = f"{about['attack']}, round {about['round']}, client {about['victim']}"
-            metric = _main_metric(about, audit, trust)
+            metric = main_metric(str(about["plugin"]))
             views.append(_view_finding(finding, about, path.with_suffix(".png"), viewer, metric))
         except OSError as error:
             raise RunError(f"{path.parent}: cannot be written ({error.strerror}); make room and try again") from error
@@ -248,17 +257,18 @@ def _sort_key(path: Path) -> tuple[list[list[int]], str]:
     return [[int(part) for part in number.split("-")] for number in numbers], path.parent.name
 
 
-def _best_guesses(folder: RunFolder) -> dict[FindingKey, str]:
+def _best_guesses(score_rows: Sequence[Mapping[str, str]]) -> dict[FindingKey, str]:
     """Return by finding the guess that sets its floor by the preferred metric of its examples."""
-    rows_by_metric: dict[str, list[dict[str, str]]] = {}
-    for row in read_scores(folder):
-        facts = describe_metric(row["metric"])
-        if facts.of_examples and facts.ranks_examples and row["floor_guess"]:
-            rows_by_metric.setdefault(row["metric"], []).append(row)
+    rows_by_metric: dict[str, list[Mapping[str, str]]] = {}
+    for row in score_rows:
+        rows_by_metric.setdefault(row["metric"], []).append(row)
     guesses: dict[FindingKey, str] = {}
     for metric in sort_metrics(rows_by_metric):
-        for row in rows_by_metric[metric]:
-            guesses.setdefault(image_scores.finding_key(row), row["floor_guess"])
+        facts = describe_metric(metric)
+        if facts.of_examples and facts.ranks_examples:
+            for row in rows_by_metric[metric]:
+                if row["floor_guess"]:
+                    guesses.setdefault(image_scores.finding_key(row), row["floor_guess"])
     return guesses
 
 
@@ -274,6 +284,7 @@ class _Viewer:
         guesses: by finding, the name of the guess that sets its floor.
         scores: scores of single images.
         card_examples: by finding, the examples that cards of the page show.
+        shared_guesses: images of guesses that several attacks on one victim are judged beside.
     """
 
     audit: Audit | None
@@ -283,6 +294,7 @@ class _Viewer:
     guesses: Mapping[FindingKey, str]
     scores: image_scores.ExampleScores
     card_examples: Mapping[FindingKey, Collection[int]]
+    shared_guesses: MeasurementCache = field(default_factory=lambda: MeasurementCache(_SHARED_GUESSES))
 
     @cached_property
     def public_data(self) -> PublicExamples | None:
@@ -299,20 +311,29 @@ class _Viewer:
         """Data set of the experiment, which names the columns of tables."""
         return self.audit.experiment.dataset if self.audit and self.audit.experiment else None
 
-    def guess(self, finding: Finding, about: Mapping[str, Any], truth: Truth) -> tuple[str, Tensor] | None:
+    def guess(
+        self, evaluator: Evaluator[Any], finding: Finding, about: Mapping[str, Any], truth: Truth
+    ) -> tuple[str, Tensor] | None:
         """Return name and images of the guess that sets the floor of `finding`; None where it is not scored."""
         name = self.guesses.get(image_scores.finding_key(about))
         if name is None or self.audit is None:
             return None
-        rng = guess_generator(self.audit.case, int(about["victim"]))
-        images = evaluator_of(finding).guess(finding, truth, name, self.public_data, rng)
+        victim = int(about["victim"])
+        rng = guess_generator(self.audit.case, victim)
+        compute = partial(evaluator.guess, finding, truth, name, self.public_data, rng)
+        if isinstance(finding, Reconstruction) and type(evaluator).guess is ReconstructionEvaluator.guess:
+            images = self.shared_guesses.find(
+                compute, name, victim, len(finding.data), finding.labels, truth.data, truth.labels, truth.modality
+            )
+        else:  # nobody knows what of a finding the evaluator of another kind makes its guesses of
+            images = compute()
         return None if images is None else (name, images)
 
-    def truth(self, finding: Finding, about: Mapping[str, Any]) -> Truth | None:
+    def truth(self, evaluator: Evaluator[Any], finding: Finding, about: Mapping[str, Any]) -> Truth | None:
         """Return the truth about `finding`; None, with a note, where it is not known or has another shape."""
         reason, truth = "", None
         try:
-            truth = evaluator_of(finding).truth(finding, about, self.audit.case) if self.audit else None
+            truth = evaluator.truth(finding, about, self.audit.case) if self.audit else None
         except UnknownTruthError:
             return None
         except (FedsimError, IndexError) as error:
@@ -328,8 +349,9 @@ class _Viewer:
         return truth
 
 
-def _main_metric(about: Mapping[str, Any], audit: Audit | None, trust: bool) -> str:
-    return str(getattr(_attack_class(str(about["plugin"]), audit, trust), "main_metric", ""))
+def _main_metric(plugin: str, *, audit: Audit | None, trust: bool) -> str:
+    """Return the main metric of an attack; empty where it names none, or nobody knows it."""
+    return str(getattr(_attack_class(plugin, audit, trust), "main_metric", ""))
 
 
 def _curves(finding: Finding) -> dict[str, Any]:
@@ -356,8 +378,9 @@ def _page_metadata(about: Mapping[str, Any]) -> dict[str, Any]:
 def _view_finding(finding: Finding, about: Mapping[str, Any], png: Path, viewer: _Viewer, metric: str) -> FindingView:
     """Return what the page needs of one finding, and write its picture to `png`."""
     tokens = viewer.audit.case.tokens if viewer.audit else ()
-    truth, key = viewer.truth(finding, about), image_scores.finding_key(about)
-    display = evaluator_of(finding).show(finding, truth, tokens, metric)
+    evaluator, key = evaluator_of(finding), image_scores.finding_key(about)
+    truth = viewer.truth(evaluator, finding, about)
+    display = evaluator.show(finding, truth, tokens, metric)
     metadata = _page_metadata(about) | {"attack": viewer.titles[_attack_key(about)]}
     card_images, card_examples = {}, viewer.card_examples.get(key, ())
     roughness = math.nan
@@ -373,7 +396,7 @@ def _view_finding(finding: Finding, about: Mapping[str, Any], png: Path, viewer:
             metadata,
             sheet,
             typical=display.is_typical,
-            guess=lambda: viewer.guess(finding, about, truth) if truth else None,
+            guess=lambda: viewer.guess(evaluator, finding, about, truth) if truth else None,
             scores=viewer.scores.get(key, {}),
         )
         card_images = _card_images(sheet, card_examples)
@@ -451,25 +474,47 @@ def read_scores(folder: RunFolder) -> list[dict[str, str]]:
     return read_rows(folder.scores, SCORE_COLUMNS, ("value", "floor", "nearest_public", "ceiling", "examples"))
 
 
-def read_attack_names(folder: RunFolder) -> dict[tuple[str, str], str]:
+def name_attacks(
+    score_rows: Iterable[Mapping[str, str]], findings: Iterable[Mapping[str, Any]]
+) -> dict[tuple[str, str], str]:
     """Return by title and variant the name of each attack that is scored or has a finding.
 
     Tables, pictures and curves share these names: a finding may be drawn and not be scored, or its score outlive it.
+
+    Args:
+        score_rows: see `read_scores`.
+        findings: see `read_metadata`.
     """
-    return variant_names(
-        [*read_scores(folder), *({**about, **variant_columns(about)} for about in read_metadata(folder))]
-    )
+    return variant_names([*score_rows, *({**about, **variant_columns(about)} for about in findings)])
+
+
+def find_attack_traits(
+    names: Mapping[tuple[str, str], str],
+    findings: Iterable[Mapping[str, Any]],
+    audit: Audit | None,
+    *,
+    trust: bool = False,
+) -> dict[tuple[str, str], AttackTraits]:
+    """Return by title and variant of each attack what has to be known about it to read its scores.
+
+    Args:
+        names: see `name_attacks`.
+        findings: see `read_metadata`.
+    """
+    main_metric = cache(partial(_main_metric, audit=audit, trust=trust))
+    traits = {key: AttackTraits(name=name) for key, name in names.items()}
+    for about in findings:
+        key, source = _attack_key(about), str(about["settings"].get("source", ""))
+        traits[key] = replace(traits[key], main_metric=main_metric(str(about["plugin"])), source=source)
+    return traits
 
 
 def read_attack_traits(
-    folder: RunFolder, audit: Audit | None, *, trust: bool = False
+    folder: RunFolder, score_rows: Iterable[Mapping[str, str]], *, trust: bool = False, audit: Audit | None = None
 ) -> dict[tuple[str, str], AttackTraits]:
-    """Return by title and variant of each attack what has to be known about it to read its scores."""
-    traits = {key: AttackTraits(name=name) for key, name in read_attack_names(folder).items()}
-    for about in read_metadata(folder):
-        key, source = _attack_key(about), str(about["settings"].get("source", ""))
-        traits[key] = replace(traits[key], main_metric=_main_metric(about, audit, trust), source=source)
-    return traits
+    """Return `find_attack_traits` of a run folder, whose scores were read."""
+    findings = list(read_metadata(folder))
+    return find_attack_traits(name_attacks(score_rows, findings), findings, audit, trust=trust)
 
 
 def read_metadata(folder: RunFolder) -> Iterator[dict[str, Any]]:

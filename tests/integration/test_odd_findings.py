@@ -19,7 +19,7 @@ from fedsim.audit.audit import Audit, open_audit
 from fedsim.audit.finding_files import load_claim, save_finding, tensors_to_save
 from fedsim.base.errors import TranscriptError
 from fedsim.interfaces.findings import Finding, Inference, LocalModel, Reconstruction, Representatives, Texts
-from fedsim.report.run_contents import read_attack_traits, read_findings
+from fedsim.report.run_contents import find_attack_traits, name_attacks, read_findings, read_metadata, read_scores
 from tests.support.experiments import make_tiny_config, run_serial
 
 CURVE = {"objective": torch.tensor([2.0, 1.0])}
@@ -95,10 +95,12 @@ def assert_the_others_are_judged_and_drawn(audit: Audit) -> list[str]:
     failures: list[str] = []
     audit.folder.manifest.note(audit.folder.findings / "odd" / "f.safetensors")
     rows = audit.score(failures)
-    found = read_findings(audit.folder, audit, [], failures)
+    score_rows, facts = read_scores(audit.folder), list(read_metadata(audit.folder))
+    names = name_attacks(score_rows, facts)
+    found = read_findings(audit.folder, audit, [], failures, score_rows=score_rows, names=names)
     assert [row["metric"] for row in rows if row["attack"] == "sound"] == ["source_accuracy"]
     assert any(item.about["title"] == "sound" for item in found)
-    assert ("sound", ABOUT["variant"]) in read_attack_traits(audit.folder, audit)
+    assert ("sound", ABOUT["variant"]) in find_attack_traits(names, facts, audit)
     for told in failures:
         assert "\n" not in told
         assert "Traceback" not in told

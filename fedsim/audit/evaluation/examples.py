@@ -192,8 +192,19 @@ def _descent_steps(finding: Reconstruction, assignment: Tensor | None) -> tuple[
     snapshots, iterations = finding.snapshots, finding.snapshot_iterations
     if snapshots is None or iterations is None:
         return None, ()
-    steps = torch.stack([_reorder_claims(data, assignment) for data in snapshots])
+    steps = snapshots if assignment is None else _reorder_snapshots(snapshots, assignment.expand(len(snapshots), -1))
     return steps, iterations.tolist()
+
+
+def _reorder_snapshots(snapshots: Tensor, assignments: Tensor) -> Tensor:
+    """Return claims `snapshot example ...` in the order of the true ones; mid-grey where there is none.
+
+    Args:
+        assignments: `snapshot true`, the index of a claim, -1 for none.
+    """
+    has_claim = (assignments >= 0).reshape(*assignments.shape, *[1] * (snapshots.ndim - 2))
+    numbers = torch.arange(len(snapshots))[:, None]
+    return torch.where(has_claim, snapshots[numbers, assignments.clamp_min(0)], 0.5)
 
 
 def _certified_flags(finding: Reconstruction, assignment: Tensor | None) -> Sequence[bool]:
@@ -210,11 +221,10 @@ def _snapshot_psnr(snapshots: Tensor, true: Tensor) -> Tensor:
     """Return the mean PSNR in dB of each snapshot `snapshot example channel height width`."""
     grey = torch.full_like(true[:1], 0.5)
     means = list[Tensor]()
-    for part in snapshots.split(max(1, _SNAPSHOT_VALUES // snapshots[0].numel())):
-        paired = []
-        for data, costs in zip(part, metrics.image_misfits(part, true), strict=True):
-            assignment = metrics.assign_by_costs(costs, lambda: metrics.image_misfits(grey, true))
-            paired.append(_reorder_claims(data, assignment))
-        psnr = metrics.psnr(torch.cat(paired), true.repeat(len(paired), *[1] * (true.ndim - 1)))
-        means += [values.mean() for values in psnr.split(len(true))]
+    for part in torch.split(snapshots, max(1, _SNAPSHOT_VALUES // snapshots[0].numel())):
+        costs = metrics.image_misfits(part, true)
+        assignments = [metrics.assign_by_costs(cost, lambda: metrics.image_misfits(grey, true)) for cost in costs]
+        paired = _reorder_snapshots(part, torch.stack(assignments)).flatten(0, 1)
+        psnr = metrics.psnr(paired, true.repeat(len(part), *[1] * (true.ndim - 1)))
+        means += [values.mean() for values in torch.split(psnr, len(true))]
     return torch.stack(means)

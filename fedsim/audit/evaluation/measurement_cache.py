@@ -14,13 +14,14 @@ _MAX_ENTRIES = 4096
 
 
 class MeasurementCache:
-    """Measurements of one evaluation, the last few thousand.
+    """Measurements of one evaluation, the last few thousand by default.
 
     Attacks on one victim are scored beside the same guesses, which cost more to measure than their claims do. What is
     the same is decided by content, as guesses may follow from what an attack claims.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_entries: int = _MAX_ENTRIES) -> None:
+        self._max_entries = max_entries
         self._values: OrderedDict[tuple[object, ...], object] = OrderedDict()
 
     def find(self, compute: Callable[[], ValueT], *inputs: Tensor | str | float | None) -> ValueT:
@@ -49,7 +50,7 @@ class MeasurementCache:
         if missing:
             for position, value in zip(missing, compute(missing), strict=True):
                 values[keys[position]] = self._values[keys[position]] = value
-            while len(self._values) > _MAX_ENTRIES:
+            while len(self._values) > self._max_entries:
                 self._values.popitem(last=False)
         return [values[key] for key in keys]  # type: ignore[misc]  # a name of a measurement has one type of value
 
