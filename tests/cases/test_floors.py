@@ -18,7 +18,8 @@ from fedsim.data.digits import Digits
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.interfaces.modality import PublicExamples
 from fedsim.modalities import diverse_guesses
-from fedsim.modalities.diverse_guesses import clusters_of_claims
+from fedsim.modalities.diverse_guesses import centres_of_claims, clusters_of_claims
+from fedsim.modalities.guesses import class_means
 
 VICTIMS = 12
 
@@ -83,3 +84,14 @@ def test_equal_examples_are_clustered_once_for_each_number_of_clusters(monkeypat
     assert len(cluster(data, 3)) == 3
     cluster(data.flip(0), 2)
     assert calls == [2, 3, 2]
+
+
+def test_public_examples_under_other_labels_have_clusters_and_means_of_their_own() -> None:
+    """Masks and rows of labels are judged with the same public examples under other classes."""
+    data, claimed = torch.tensor([[0.0], [0.2], [0.8], [1.0]]), torch.tensor([0, 0])
+    first = PublicExamples(data=data, labels=torch.tensor([0, 0, 1, 1]))
+    other = PublicExamples(data=data, labels=torch.tensor([1, 1, 0, 0]))
+    assert sorted(centres_of_claims(first, claimed).flatten().tolist()) == pytest.approx([0.0, 0.2])
+    assert sorted(centres_of_claims(other, claimed).flatten().tolist()) == pytest.approx([0.8, 1.0])
+    assert class_means(first, claimed, 3).flatten().tolist() == pytest.approx([0.1, 0.1, 0.5])
+    assert class_means(other, claimed, 3).flatten().tolist() == pytest.approx([0.9, 0.9, 0.5])
