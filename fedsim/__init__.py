@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from fedsim.interfaces.algorithm import ClientAlgorithm, ClientResult, LocalClient
     from fedsim.interfaces.answer_findings import AnsweredValues
     from fedsim.interfaces.attack import Attack, Knowledge, Paper, Target
+    from fedsim.interfaces.count_findings import ExampleCount
     from fedsim.interfaces.defense import Defense, Guarantee, Participation, Poisson, Setting
     from fedsim.interfaces.findings import (
         ExampleGroups,
@@ -87,6 +88,7 @@ _HOMES = {
     "EvaluationContext": "fedsim.audit.evaluation.evaluator",
     "Evaluator": "fedsim.audit.evaluation.evaluator",
     "ExampleContext": "fedsim.interfaces.metric",
+    "ExampleCount": "fedsim.interfaces.count_findings",
     "ExampleGroups": "fedsim.interfaces.findings",
     "ExampleMetric": "fedsim.interfaces.metric",
     "Examples": "fedsim.data",
@@ -152,7 +154,7 @@ _HOMES = {
 __all__ = [
     "AnswerDefense", "AnsweredValues", "Attack", "ClaimScores", "ClientAlgorithm", "ClientResult", "Comparison",
     "Config", "Curious", "CuriousGrid", "Dataset", "Defense", "Display", "DisplayMatrix", "DisplayTable", "Engine",
-    "EvaluationContext", "Evaluator", "ExampleContext", "ExampleGroups",
+    "EvaluationContext", "Evaluator", "ExampleContext", "ExampleCount", "ExampleGroups",
     "ExampleMetric", "Examples", "FederationJob", "FedsimError", "Finding", "FindingSpec",
     "Guarantee", "InProcessGrid", "Inference", "Judgement", "Knowledge", "LabelDistribution", "Linkage",
     "LocalClient", "LocalContext", "LocalModel", "Measure", "Membership", "Metric", "Modality", "Panel", "Paper",

@@ -35,7 +35,7 @@ from fedsim.interfaces.attack import Attack
 from fedsim.interfaces.knowledge import Knowledge
 from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import State, Update, match_any_names
-from fedsim.training.first_layer import find_first_layer
+from fedsim.training.first_layer import find_first_layer, measure_rank
 from fedsim.training.model_state import sendable_shapes
 
 _MAX_NAMES = 6
@@ -48,8 +48,6 @@ _GRAPHS_IN_MEMORY = 4
 """Memory needed to differentiate a matched gradient, in forward passes."""
 _DOUBLE_BACKWARD_COST = 3
 """About how many times longer it takes to differentiate a gradient than to compute it."""
-_ROUNDING_FACTOR = 10.0
-"""Smallest singular value that counts as more than rounding, in roundings of all weights."""
 _LONG_SECONDS = 600.0
 """Seconds from which on the expected time of an attack is worth a warning."""
 log = logging.getLogger(__name__)
@@ -264,10 +262,7 @@ def warn_of_replies(updates: Sequence[Update]) -> None:
 
 
 def warn_of_update_ranks(network: nn.Module, knowledge: Knowledge, updates: Sequence[Update]) -> None:
-    """Warn where the update of a first linear layer has a larger rank than N.
-
-    Each step of gradient descent adds a combination of inputs to each row of that layer's weights,
-    so the rank is at most the number of examples, however many steps there are.
+    """Warn where the update of a first linear layer has a larger rank than N, see `measure_rank`.
 
     Args:
         updates: of one round, which fit the network.
@@ -291,8 +286,7 @@ def warn_of_update_ranks(network: nn.Module, knowledge: Knowledge, updates: Sequ
         rounding = 0.0
         if update.payload.kind == "weights":
             rounding = torch.finfo(torch.float32).eps * _l2_norm(update.before)
-        threshold = max(_ROUNDING_FACTOR * rounding, 1e-5 * change.norm())
-        rank = int((torch.linalg.svdvals(change.float()) > threshold).sum())
+        rank, _ = measure_rank(change, rounding)
         if rank > update.num_examples:
             log.warning(
                 "round %d, client %d: N is %d, but the update of '%s' has rank %d, more than so many examples make; if "

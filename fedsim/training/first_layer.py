@@ -55,6 +55,33 @@ def _first_layer(model: nn.Module, inputs: Tensor) -> str | None:
     return None
 
 
+_ROUNDING_FACTOR = 10.0
+"""Smallest singular value that counts as more than rounding, in roundings of all weights."""
+_CLEAR_GAP = 10.0
+"""Ratio of the last singular value that counts to the next, from which on the rank is clear."""
+
+
+def measure_rank(change: Tensor, rounding: float) -> tuple[int, bool]:
+    """Return the rank of a first layer's update beyond rounding, and whether it is clear.
+
+    Each step of gradient descent adds a combination of inputs to each row of that layer's weights,
+    so the rank is at most the number of distinct examples, however many steps there are.
+
+    Args:
+        change: `output input`, what was added to the weight.
+        rounding: norm of the rounding that `change` carries.
+
+    Returns:
+        The rank, and whether the singular values that count are far above the others; of a full
+        rank, it is clear.
+    """
+    values = torch.linalg.svdvals(change.float())
+    counts = values > max(_ROUNDING_FACTOR * rounding, 1e-5 * float(change.norm()))
+    rank = int(counts.sum())
+    is_clear = rank in (0, len(values)) or bool(values[rank - 1] > _CLEAR_GAP * values[rank])
+    return rank, is_clear
+
+
 @torch.no_grad()
 def is_rectified(model: nn.Module, layer: str, inputs: Tensor) -> bool:
     """Tell whether only the positive part of a layer's output is used, as by a ReLU after it.

@@ -1,0 +1,122 @@
+"""Score how close the claimed number of examples of a client is to its N."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedsim.audit.evaluation.display import Display
+from fedsim.audit.evaluation.evaluator import (
+    EvaluationContext,
+    Evaluator,
+    FindingMetadata,
+    FindingSpec,
+    Judgement,
+    first_round,
+)
+from fedsim.audit.evaluation.score import Score
+from fedsim.audit.evaluation.truth import Truth
+from fedsim.base.errors import DataError
+from fedsim.interfaces.count_findings import ExampleCount
+from fedsim.interfaces.metric import Metric
+from fedsim.recording.transcript import Transcript
+
+_EXPLANATION = (
+    "For N, the floor is the better one of two guesses from the N of all other clients: their median, and the number "
+    "that would be nearest to theirs by relative error. Whoever is granted N reads it in the messages, so that this is "
+    "the floor then, and nothing is inferred."
+)
+
+
+class CountError(Metric):
+    """Difference of the claimed and the true number of examples, as a share of the true one."""
+
+    title = "N, relative error"
+    higher_is_better = False
+    lowest = 0.0
+    preference = 180
+    explanations = (_EXPLANATION,)
+
+
+class CountExact(Metric):
+    """Whether the claimed number of examples is the true one."""
+
+    title = "N found exactly"
+    higher_is_better = True
+    is_share = True
+    evidence = "few messages"
+    preference = 181
+    explanations = (_EXPLANATION,)
+
+
+@dataclass(frozen=True)
+class ExampleCountEvaluator(Evaluator[ExampleCount]):
+    """Judge of the claimed N of a client; the recording says the true one, whether it was granted or not."""
+
+    finding = ExampleCount
+
+    def form(self, finding: ExampleCount, spec: FindingSpec) -> None:
+        """Accept any: the constructor checks the numbers."""
+        del finding, spec
+
+    def judge(self, finding: ExampleCount, about: FindingMetadata, context: EvaluationContext) -> Judgement:
+        """Score the claim, see `score_count`."""
+        victim, number, transcript = int(about["victim"]), first_round(about), context.transcript
+        true = _counts_in(transcript, number).get(victim, 0)
+        if true < 1:
+            raise DataError(
+                f"round {number}, client {victim}: it reported no number of examples, so that nobody can say whether "
+                "the claimed N is right; say it with [app] num_examples"
+            )
+        others = dict[int, int]()
+        for recorded in transcript.rounds:
+            others |= {client: count for client, count in _counts_in(transcript, recorded).items() if count}
+        others.pop(victim, None)
+        is_granted = (about.get("knowledge") or {}).get("num_examples") is not False
+        scores = score_count(finding.count, true, list(others.values()), is_granted=is_granted)
+        return Judgement(scores=scores, examples=true)
+
+    def show(self, finding: ExampleCount, truth: Truth | None, tokens: Sequence[str], metric: str) -> Display:
+        """Display the claim and the range in which the attack expects N."""
+        del truth, tokens, metric
+        claimed = {"claimed N": finding.count, "expected from": finding.lowest, "expected up to": finding.highest}
+        return Display(numbers={name: float(number) for name, number in claimed.items()})
+
+
+def _counts_in(transcript: Transcript, number: int) -> dict[int, int]:
+    """Return N of each client that sent something in a round; 0 where it reported none."""
+    n_of = transcript.message_format.num_examples_of
+    return {reply.client: n_of(reply.client, reply.num_examples) for reply in transcript.header(number).replies}
+
+
+def score_count(claimed: int, true: int, others: Sequence[int], *, is_granted: bool) -> list[Score]:
+    """Score a claimed N beside what a guess without the victim's message reaches.
+
+    Relative errors forgive small guesses, so that the median of others is not the best constant: that is their
+    median where each has the weight 1 / N.
+
+    Args:
+        claimed: the number that the attack claims.
+        true: N.
+        others: N of each other client.
+        is_granted: whether the adversary reads N in the messages.
+    """
+    guesses = dict[str, float]()
+    if is_granted:
+        guesses["N in the message"] = true
+    if others:
+        ascending = np.sort(np.asarray(others))
+        weights = np.cumsum(1 / ascending)
+        guesses["median N of other clients"] = round(float(np.median(ascending)))
+        guesses["N nearest to other clients"] = int(ascending[np.searchsorted(weights, weights[-1] / 2)])
+    if not guesses:
+        reason = "no other client is recorded, so that it is not known what a guess reaches"
+        return [Score.from_reason("count_error", reason), Score.from_reason("count_exact", reason)]
+    errors = {name: abs(guess - true) / true for name, guess in guesses.items()}
+    hits = {name: float(guess == true) for name, guess in guesses.items()}
+    return [
+        Score.against_guesses("count_error", abs(claimed - true) / true, errors),
+        Score.against_guesses("count_exact", float(claimed == true), hits),
+    ]
