@@ -101,7 +101,7 @@ class ClientSize(Attack):
         return run_sequentially(tasks, claim_count)
 
     def _claim_count(self, update: Update, progress: Progress, sizes: _Sizes) -> ExampleCount:
-        flat = sizes.clients.flatten_update(update).cpu()
+        flat = sizes.clients.flatten_update(update)
         rank = sizes.measure_rank(flat)
         if rank and sizes.ranks_tell(rank):
             progress(1, 1, {"objective": 0.0})

@@ -29,6 +29,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "aia-gradient": {"iterations": 1},
     "alexnet": {"channels": [8, 8, 12, 12, 8]},
     "angular-lipschitz": {"noises": 40},
+    "client-size": {"simulated": 20},
     "convnet": {"width": 4},
     "dlg": {"iterations": 1},
     "dlg-text": {"iterations": 1},

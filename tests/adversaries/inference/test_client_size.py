@@ -121,11 +121,15 @@ def test_of_noise_nothing_is_inferred_and_nobody_is_sure(recording: OpenRun, tmp
     assert error < floor / 4
 
 
-def test_who_is_granted_n_infers_nothing(recording: OpenRun) -> None:
-    audit = audit_sizes(recording)
-    assert audit.run() == []
-    rows = [row for row in audit.score() if "num_examples" not in row["settings"]]
-    assert len(rows) == 2 * CLIENTS
+def test_who_is_granted_n_claims_the_same_and_infers_nothing(recording: OpenRun) -> None:
+    claims = {}
+    for granted in (False, True):
+        audit = audit_sizes(recording, num_examples=granted)
+        assert audit.run() == []
+        rows = [row for row in audit.score() if ("num_examples" in row["settings"]) is not granted]
+        claims[granted] = {(row["victim"], row["metric"]): row["value"] for row in rows}
+        assert len(claims[granted]) == 2 * CLIENTS
+    assert claims[False] == claims[True]
     for row in rows:
         assert row["floor"] == {"count_error": 0.0, "count_exact": 1.0}[row["metric"]]
         assert row["floor_guess"] == "N in the message"
