@@ -144,7 +144,7 @@ class ObservedTranscript(Transcript):
 
     def sha256(self, number: int) -> str:
         """Return a SHA-256 of the round as it is seen."""
-        return hashlib.sha256(json.dumps(self.header(number).to_json(), sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(self.header(number).to_text().encode()).hexdigest()
 
     def verify(self, number: int) -> None:
         """Check all that the round is computed from."""

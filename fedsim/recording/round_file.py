@@ -153,7 +153,7 @@ class RoundFile:
 
     def _write_header(self, header: Header) -> None:
         # Of 100 000 replies, each copy of the header takes 40 MB.
-        seal, self.sha256 = seal_header(header.to_json())
+        seal, self.sha256 = seal_header(header.to_text())
         text = json.dumps({"__metadata__": {"fedsim": seal}, **self._entries}, separators=(",", ":"))
         del seal
         head = text.encode()

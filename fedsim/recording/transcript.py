@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 import shutil
@@ -457,7 +456,7 @@ class Transcript:
         """
         total = hashlib.sha256()
         for number in rounds:
-            total.update(json.dumps(self.header(number).to_json(), sort_keys=True).encode())
+            total.update(self.header(number).to_text().encode())
         return total.hexdigest()
 
     def verify(self, number: int) -> None:

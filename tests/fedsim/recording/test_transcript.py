@@ -966,16 +966,17 @@ def test_a_client_below_0_is_not_recorded(tmp_path: Path) -> None:
 
 def test_a_file_with_a_client_below_0_or_twice_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     updates = [build_update({"w": torch.zeros(3)}, {"w": torch.ones(3)}, client=k) for k in (0, 1)]
-    real = Header.to_json
+    real, text_of = Header.to_json, Header.to_text
     for number, ids in enumerate([(-1, 1), (1, 1)]):
 
-        def forged(header: Header, ids: tuple[int, int] = ids) -> dict[str, object]:
+        def forged(header: Header, ids: tuple[int, int] = ids) -> str:
             told = real(header)
+            assert json.dumps(told, sort_keys=True) == text_of(header)
             told["replies"] = [reply | {"client": k} for reply, k in zip(told["replies"], ids, strict=True)]
-            return told
+            return json.dumps(told, sort_keys=True)
 
         with monkeypatch.context() as patch:
-            patch.setattr(Header, "to_json", forged)
+            patch.setattr(Header, "to_text", forged)
             Recorder(tmp_path / str(number)).write(1, updates)
         with pytest.raises(TranscriptError, match="client"):
             Transcript(tmp_path / str(number)).header(1)
