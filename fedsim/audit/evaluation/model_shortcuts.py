@@ -83,7 +83,9 @@ def _reuse_memory(model: nn.Module, inputs: Tensor, gradients: Sequence[Tensor])
     pools: list[tuple[nn.Module, str, nn.AvgPool2d]] = []
     for parent in model.modules():
         for name, module in parent.named_children():
-            if type(module) is nn.AvgPool2d and _tiles(module):
+            # Hooks would stay with the layer that is replaced.
+            is_hooked = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
+            if type(module) is nn.AvgPool2d and _tiles(module) and not is_hooked:
                 pools.append((parent, name, module))
     for relu in relus:
         relu.inplace = True
@@ -141,7 +143,7 @@ def _give_gradients(model: nn.Module, inputs: Tensor, gradients: Sequence[Tensor
     """Tell whether a model now gives these gradients of `_sum_gradients`."""
     try:
         return _agree(gradients, _sum_gradients(model, inputs))
-    except RuntimeError:  # such as of `view`, which takes one layout only
+    except Exception:  # such as of `view`, which takes one layout only; a foreign model may raise anything
         return False
 
 
@@ -154,8 +156,12 @@ def _sum_gradients(model: nn.Module, images: Tensor) -> tuple[Tensor, ...]:
 
 
 def _agree(gradients: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    """Tell whether gradients as a whole agree; that of a bias before BatchNorm is all rounding."""
+    """Tell whether gradients as a whole agree; that of a bias before BatchNorm is all rounding.
+
+    Where all are zero, as those of a last layer that begins with zeros, nothing is shown.
+    """
     pairs = zip(gradients, others, strict=True)
     differences = [(gradient - other).norm() for gradient, other in pairs]
     norms = [gradient.norm() for gradient in gradients]
-    return bool(torch.stack(differences).norm() <= _ROUNDING * torch.stack(norms).norm())
+    norm = torch.stack(norms).norm()
+    return bool(norm > 0) and bool(torch.stack(differences).norm() <= _ROUNDING * norm)

@@ -61,6 +61,34 @@ class Residual(nn.Module):
         return outputs
 
 
+class Pooled(nn.Module):
+    """Asks its pooling for its size, which raises no RuntimeError where another layer is there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.pool, self.head = nn.Conv2d(3, 4, 3), nn.AvgPool2d(2), nn.Linear(16, 5)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        maps = self.pool(self.convolution(inputs))
+        outputs: Tensor = self.head((maps * self.pool.kernel_size).flatten(1))
+        return outputs
+
+
+def begin_with_zeros() -> nn.Module:
+    """Return a network whose gradients are all zero at first, whatever becomes of its activations."""
+    model = convolutions(Residual())
+    for parameter in model[-1].parameters():  # type: ignore[index]
+        nn.init.zeros_(parameter)
+    return model
+
+
+def hook_pooling() -> nn.Module:
+    """Return a network that remembers what its pooling gives."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(16, 5))
+    model[1].register_forward_hook(lambda module, inputs, outputs: None)
+    return model
+
+
 def convolutions(*layers: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 3), *layers, nn.ReLU(), nn.Flatten(), nn.Linear(64, 5))
 
@@ -77,10 +105,13 @@ def _seed() -> None:
         (Views, ModelShortcuts(True, False)),
         (Shuffles, ModelShortcuts(True, False)),
         (lambda: convolutions(Residual()), ModelShortcuts(True, True, False)),
+        (begin_with_zeros, ModelShortcuts(True, False, False)),
+        (Pooled, ModelShortcuts(True, True, False)),
+        (hook_pooling, ModelShortcuts(True, True, False)),
         (lambda: convolutions(Centres()), ModelShortcuts(False, True, True)),
         (lambda: convolutions(nn.BatchNorm2d(4)), ModelShortcuts(False, True, True)),
     ],
-    ids=["plain", "view", "memory order", "input of a ReLU", "batch mean", "batch norm"],
+    ids=["plain", "view", "memory order", "input of a ReLU", "zeros", "pooling", "hook", "batch mean", "batch norm"],
 )
 def test_a_shortcut_is_taken_where_the_model_allows_it(build: type[nn.Module], shortcuts: ModelShortcuts) -> None:
     model, inputs = build(), torch.rand(4, 3, 6, 6)
