@@ -55,8 +55,11 @@ def find_shortcuts(model: nn.Module, settings: LocalTraining | None, inputs: Ten
     first, second = low + (inputs.max() - low) * trials
     second[-1] = first[-1]
     try:
-        is_independent = find_mixing_layer(model, settings, first, second) is None
         gradients = _sum_gradients(model, first)
+        # Where all are zero, as those of a last layer that begins with zeros, no trial shows anything.
+        if not any(bool(gradient.any()) for gradient in gradients):
+            return ModelShortcuts()
+        is_independent = find_mixing_layer(model, settings, first, second) is None
         lays_channels_last = first.ndim == 4 and _lay_channels_last(model, first, gradients)
         shortcuts = ModelShortcuts(is_independent, lays_channels_last)
         reuses_memory = _reuse_memory(model, shortcuts.lay_out(first), gradients)
@@ -156,12 +159,8 @@ def _sum_gradients(model: nn.Module, images: Tensor) -> tuple[Tensor, ...]:
 
 
 def _agree(gradients: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    """Tell whether gradients as a whole agree; that of a bias before BatchNorm is all rounding.
-
-    Where all are zero, as those of a last layer that begins with zeros, nothing is shown.
-    """
+    """Tell whether gradients as a whole agree; that of a bias before BatchNorm is all rounding."""
     pairs = zip(gradients, others, strict=True)
     differences = [(gradient - other).norm() for gradient, other in pairs]
     norms = [gradient.norm() for gradient in gradients]
-    norm = torch.stack(norms).norm()
-    return bool(norm > 0) and bool(torch.stack(differences).norm() <= _ROUNDING * norm)
+    return bool(torch.stack(differences).norm() <= _ROUNDING * torch.stack(norms).norm())

@@ -76,7 +76,7 @@ class Pooled(nn.Module):
 
 def begin_with_zeros() -> nn.Module:
     """Return a network whose gradients are all zero at first, whatever becomes of its activations."""
-    model = convolutions(Residual())
+    model = convolutions(Residual(), Centres())
     for parameter in model[-1].parameters():  # type: ignore[index]
         nn.init.zeros_(parameter)
     return model
@@ -105,7 +105,7 @@ def _seed() -> None:
         (Views, ModelShortcuts(True, False)),
         (Shuffles, ModelShortcuts(True, False)),
         (lambda: convolutions(Residual()), ModelShortcuts(True, True, False)),
-        (begin_with_zeros, ModelShortcuts(True, False, False)),
+        (begin_with_zeros, ModelShortcuts()),
         (Pooled, ModelShortcuts(True, True, False)),
         (hook_pooling, ModelShortcuts(True, True, False)),
         (lambda: convolutions(Centres()), ModelShortcuts(False, True, True)),
