@@ -32,7 +32,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> OpenRun:
     """A round of clients with 21 to 258 digits, of which the smaller ones have fewer than pixels vary."""
     config = make_tiny_config(
         partition={"name": "quantity-skew"},
-        model={"hidden": [48]},
+        model={"hidden": [64]},
         federation={"clients": CLIENTS, "rounds": 1, "evaluate_every": 100},
     )
     return run_serial(config, tmp_path_factory.mktemp("sizes") / "run")
