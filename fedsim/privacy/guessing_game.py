@@ -71,7 +71,7 @@ def largest_epsilon(trials: int, mechanism: Mechanism | None = None, delta: floa
     >>> round(largest_epsilon(2000), 1)
     4.3
     >>> round(largest_epsilon(2000, Mechanism(scale=1.0), delta=1e-5), 1)
-    27.7
+    28.3
     """
     half = max(1, trials // 2)
     true_rate = (FALSE_ALARMS / 4) ** (1 / half)
