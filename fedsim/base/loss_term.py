@@ -103,7 +103,8 @@ def describe_undeclared_term(network: nn.Module, outputs: Any) -> str:
     """Return what is wrong where outputs carry a term and the network does not say so, or the reverse; else nothing.
 
     >>> import torch
-    >>> describe_undeclared_term(torch.nn.Identity(), with_loss_term(torch.zeros(2, 3), torch.zeros(2))).partition(',')[0]
+    >>> outputs = with_loss_term(torch.zeros(2, 3), torch.zeros(2))
+    >>> describe_undeclared_term(torch.nn.Identity(), outputs).partition(",")[0]
     'does not say by adds_loss_term that it adds a term to the loss'
     """
     if adds_loss_term(network) == has_loss_term(outputs):
