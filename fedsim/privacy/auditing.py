@@ -135,7 +135,7 @@ def best_lower_bound(
         mechanisms: what the canaries passed, as it is declared. Its trade-off curve gives further
             bounds. Empty where nothing is declared.
         curve_kinds: by how many kinds of scores, the first ones, bounds by the curve are made; not more than
-            there are.
+            there are. Bounds of any mechanism are then made by the other kinds, where there are some.
     """
     kinds = scores.reshape(-1, scores.shape[-1])
     error = 1 - confidence
@@ -150,6 +150,8 @@ def best_lower_bound(
                     EpsilonBound(epsilon=epsilon, canaries=len(inside), guesses=guesses, correct=right, uses_curve=True)
                 )
         error *= 1 - sum(CURVE_ERRORS)
+        # Kinds without a bound by the curve find what no declaration has, such as noise that does not vary.
+        kinds = kinds[curve_kinds:] if len(kinds) > curve_kinds else kinds
     pair_confidence = 1 - error / (len(GUESS_SHARES) * len(kinds))
     for kind, share in product(kinds, GUESS_SHARES):
         guesses, right = _count_right(kind, inside, share)
