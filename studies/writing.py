@@ -187,9 +187,9 @@ def set_style(size: int = 9) -> None:
     mpl.rcParams.update({"font.size": size, "svg.hashsalt": "fedsim", **spines})
 
 
-def save_picture(figure: plt.Figure, name: str) -> None:
-    """Save a picture in docs/pictures."""
-    figure.tight_layout()
+def save_picture(figure: plt.Figure, name: str, legend_height: float = 0.0) -> None:
+    """Save a picture in docs/pictures, whose axes leave a share of the height at the bottom for a legend."""
+    figure.tight_layout(rect=(0, legend_height, 1, 1))
     figure.savefig(DOCS / "pictures" / name, metadata={"Date": None})
     plt.close(figure)
 

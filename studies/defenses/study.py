@@ -158,8 +158,7 @@ def draw(rows: Rows) -> None:
     for fill, label in (("none", "open: naive"), ("full", "filled: knows all")):
         handles.append(Line2D([], [], color="grey", marker="o", fillstyle=fill, linestyle="", label=label))
     figure.legend(handles=handles, loc="lower center", ncols=6, frameon=False, fontsize=8)
-    figure.subplots_adjust(bottom=0.2)
-    save_picture(figure, "defense-study.svg")
+    save_picture(figure, "defense-study.svg", legend_height=0.12)
 
 
 def percent_right(rows: Rows) -> float:
