@@ -141,7 +141,7 @@ class _Sizes:
         # The difference of two weights carries the rounding of both.
         before = torch.cat([tensor.double().flatten() for tensor in template.before.values()])
         self._rounding = torch.finfo(torch.float32).eps * float(before.norm()) if template.gradient is None else 0.0
-        self._told = dict[int, bool]()
+        self._rank_verdicts = dict[int, bool]()
         self._regression: Pipeline | None = None
 
     def fits(self, knowledge: Knowledge, update: Update) -> bool:
@@ -169,13 +169,13 @@ class _Sizes:
 
     def ranks_tell(self, rank: int) -> bool:
         """Return whether simulated clients of `rank` examples all have this rank, and larger ones all another."""
-        if rank not in self._told:
+        if rank not in self._rank_verdicts:
             sizes = [size for size in (rank, rank + 1) for _ in range(_TRIALS)]
-            self._told[rank] = rank < self.largest and all(
+            self._rank_verdicts[rank] = rank < self.largest and all(
                 (self.measure_rank(self._simulate(size, ("rank", size, trial))) == rank) == (size == rank)
                 for trial, size in enumerate(sizes)
             )
-        return self._told[rank]
+        return self._rank_verdicts[rank]
 
     def regress(self, flat: Tensor) -> tuple[float, float]:
         """Return log N and its standard deviation, by the simulated clients."""
