@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from fedsim.interfaces.knowledge import Knowledge
 from fedsim.interfaces.modality import PublicExamples
 from fedsim.plugins import registry
 from fedsim.report.page import write_report
+from tests.support.attacked_runs import attack_clients, read_values
 from tests.support.experiments import make_attack_file, make_tiny_config, run_serial
 
 TABLES: dict[str, Any] = {
@@ -36,7 +36,6 @@ TABLES: dict[str, Any] = {
     "training": {"batch_size": 4},
     "federation": {"clients": 3},
 }
-QUICK: dict[str, dict[str, Any]] = {"inverting-gradients": {"iterations": 3}, "sme": {"iterations": 3}}
 MADE = {
     *("fedmia", "inverting-gradients", "linkability", "membership-cosine", "membership-difference"),
     *("membership-combined", "membership-loss", "membership-white-box", "pixel-shares", "sia", "sme"),
@@ -50,22 +49,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> OpenRun:
     return run_serial(make_tiny_config(**TABLES), tmp_path_factory.mktemp("masks") / "run")
 
 
-def read_scores(run: OpenRun, attack: str) -> list[dict[str, str]]:
-    """Return the rows of `scores.csv` with a value, of one attack."""
-    with (run.path / "scores.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["attack"] == attack]
-    return [row for row in rows if math.isfinite(float(row["value"] or "nan"))]
-
-
 @pytest.mark.parametrize("name", sorted(registry.registered_names("attacks")))
 def test_an_attack_is_scored_beside_a_floor_or_refuses(run: OpenRun, name: str) -> None:
-    knowledge = {"candidates": "held-out", "known_candidates": 4, "records": True, "labels": False, "auxiliary": True}
-    spec = make_attack_file({"name": name, **QUICK.get(name, {})}, victims=[0, 1], rounds="all", knowledge=knowledge)
-    try:
-        audit = make_audit(run, spec)
-        failures = audit.run()
-    except FedsimError as error:
-        failures = [str(error)]
+    audit, failures = attack_clients(run, name)
     if name not in MADE:
         assert failures
         for failure in failures:
@@ -73,8 +59,9 @@ def test_an_attack_is_scored_beside_a_floor_or_refuses(run: OpenRun, name: str) 
             assert any(refusal in failure for refusal in refusals), failure
         return
     assert failures == []
+    assert audit is not None
     audit.score(failures)
-    rows = read_scores(run, name)
+    rows = read_values(run, name)
     scored = {row["metric"] for row in rows}
     assert scored
     assert {row["metric"] for row in rows if not math.isfinite(float(row["floor"] or "nan"))} == set()
@@ -90,7 +77,7 @@ def test_inversion_finds_an_image_whose_mask_is_granted(tmp_path: Path) -> None:
     audit = make_audit(run, make_attack_file(attack, victims=[0], rounds=[1], knowledge={"labels": True}))
     assert audit.run() == []
     audit.score()
-    values = {row["metric"]: (float(row["value"]), float(row["floor"])) for row in read_scores(run, attack["name"])}
+    values = {row["metric"]: (float(row["value"]), float(row["floor"])) for row in read_values(run, attack["name"])}
     assert values["psnr"][0] > values["psnr"][1] + 5, values
     assert "mask_iou" not in values, "masks that were granted are no finding"
 
@@ -99,7 +86,7 @@ def test_shares_of_pixels_are_read_from_the_bias(run: OpenRun) -> None:
     audit = make_audit(run, make_attack_file("pixel-shares", victims=[2], knowledge={"auxiliary": True}))
     assert audit.run() == []
     audit.score()
-    distances = [row for row in read_scores(run, "pixel-shares") if row["metric"] == "label_distance"]
+    distances = [row for row in read_values(run, "pixel-shares") if row["metric"] == "label_distance"]
     values = {row["victim"]: (float(row["value"]), float(row["floor"])) for row in distances}
     assert values["2"][0] < 0.5 * values["2"][1], values
 

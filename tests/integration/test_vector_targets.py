@@ -29,6 +29,7 @@ from fedsim.report.sharing import sharing_table
 from fedsim.training.message_function import ClientMessage
 from fedsim.training.model_state import copy_state
 from fedsim.training.models.mlp import Mlp
+from tests.support.attacked_runs import attack_clients, read_scores, read_values
 from tests.support.experiments import make_attack_file, make_tiny_config, run_serial
 
 TABLES: dict[str, Any] = {
@@ -38,11 +39,6 @@ TABLES: dict[str, Any] = {
     "federation": {"clients": 3},
 }
 KINDS = ["traits", "moments"]
-QUICK: dict[str, dict[str, Any]] = {
-    "inverting-gradients": {"iterations": 3},
-    "sme": {"iterations": 3},
-}
-"""Settings of the attacks that are made, to be quick."""
 MADE = [
     *("analytic", "cocktail-party", "fedmia", "inverting-gradients", "linkability", "membership-cosine"),
     *("membership-combined", "membership-difference", "membership-loss", "membership-white-box", "sia", "sme"),
@@ -77,31 +73,19 @@ def run(kind: str, tmp_path_factory: pytest.TempPathFactory) -> OpenRun:
     )
 
 
-def read_scores(run: OpenRun) -> list[dict[str, str]]:
-    """Return the rows of `scores.csv`."""
-    with (run.path / "scores.csv").open() as file:
-        return list(csv.DictReader(file))
-
-
 @pytest.mark.parametrize("name", sorted(registry.registered_names("attacks")))
 def test_an_attack_is_scored_beside_a_floor_or_refuses(run: OpenRun, kind: str, name: str) -> None:
-    knowledge = {"candidates": "held-out", "known_candidates": 4, "records": True, "labels": False, "auxiliary": True}
-    spec = make_attack_file({"name": name, **QUICK.get(name, {})}, victims=[0, 1], rounds="all", knowledge=knowledge)
-    try:
-        audit = make_audit(run, spec)
-        failures = audit.run()
-    except FedsimError as error:
-        failures = [str(error)]
-        assert name not in MADE, failures
+    audit, failures = attack_clients(run, name)
+    assert audit is not None or name not in MADE, failures
     if name not in MADE:
         assert failures
         for failure in failures:
             assert "attack on" in failure or "takes one class or one number" in failure, failure
         return
     assert failures == []
+    assert audit is not None
     audit.score(failures)
-    rows = [row for row in read_scores(run) if row["attack"] == name]
-    rows = [row for row in rows if math.isfinite(float(row["value"] or "nan"))]
+    rows = read_values(run, name)
     scored = {row["metric"] for row in rows}
     assert scored
     metrics_without_floor = {row["metric"] for row in rows if not math.isfinite(float(row["floor"] or "nan"))}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,6 @@ from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.errors import DataError
 from fedsim.interfaces.count_findings import ExampleCount
 from fedsim.interfaces.metric import Metric
-from fedsim.recording.transcript import Transcript
 
 _EXPLANATION = (
     "For N, the floor is the better one of two guesses from the N of all other clients: their median, and the number "
@@ -63,16 +62,16 @@ class ExampleCountEvaluator(Evaluator[ExampleCount]):
 
     def judge(self, finding: ExampleCount, about: FindingMetadata, context: EvaluationContext) -> Judgement:
         """Score the claim, see `score_count`."""
-        victim, number, transcript = int(about["victim"]), first_round(about), context.transcript
-        true = _counts_in(transcript, number).get(victim, 0)
+        victim, number, counts = int(about["victim"]), first_round(about), _share_counts(context)
+        true = counts.get(number, {}).get(victim, 0)
         if true < 1:
             raise DataError(
                 f"round {number}, client {victim}: it reported no number of examples, so that nobody can say whether "
                 "the claimed N is right; say it with [app] num_examples"
             )
         others = dict[int, int]()
-        for recorded in transcript.rounds:
-            others |= {client: count for client, count in _counts_in(transcript, recorded).items() if count}
+        for of_round in counts.values():
+            others |= {client: count for client, count in of_round.items() if count}
         others.pop(victim, None)
         is_granted = (about.get("knowledge") or {}).get("num_examples") is not False
         scores = score_count(finding.count, true, list(others.values()), is_granted=is_granted)
@@ -85,10 +84,19 @@ class ExampleCountEvaluator(Evaluator[ExampleCount]):
         return Display(numbers={name: float(number) for name, number in claimed.items()})
 
 
-def _counts_in(transcript: Transcript, number: int) -> dict[int, int]:
-    """Return N of each client that sent something in a round; 0 where it reported none."""
-    n_of = transcript.message_format.num_examples_of
-    return {reply.client: n_of(reply.client, reply.num_examples) for reply in transcript.header(number).replies}
+def _share_counts(context: EvaluationContext) -> Mapping[int, Mapping[int, int]]:
+    """Return N of each client by recorded round, 0 where it reported none; read once for all findings in `context`."""
+    if "example counts" not in context.cached_values:
+        transcript = context.transcript
+        count_of = transcript.message_format.num_examples_of
+        context.cached_values["example counts"] = {
+            number: {
+                reply.client: count_of(reply.client, reply.num_examples) for reply in transcript.header(number).replies
+            }
+            for number in transcript.rounds
+        }
+    counts: Mapping[int, Mapping[int, int]] = context.cached_values["example counts"]
+    return counts
 
 
 def score_count(claimed: int, true: int, others: Sequence[int], *, is_granted: bool) -> list[Score]:
