@@ -73,14 +73,15 @@ class Censor(Defense):
         if not self.acts_in(context.round):
             return gradient
         weights = context.weights
-        best, smallest_loss = gradient, torch.inf
-        for trial in range(self.trials):
-            candidate = {name: _draw_orthogonal(tensor, context.rng) for name, tensor in gradient.items()}
-            stepped = {name: weights[name] - self.trial_rate * tensor for name, tensor in candidate.items()}
-            loss = context.loss_at(stepped) if self.trials > 1 else 0.0
-            if trial == 0 or loss < smallest_loss:
-                best, smallest_loss = candidate, loss
-        return best
+
+        def loss_after_step(candidate: State) -> float:
+            return context.loss_at({name: weights[name] - self.trial_rate * candidate[name] for name in candidate})
+
+        candidates = (
+            {name: _draw_orthogonal(tensor, context.rng) for name, tensor in gradient.items()}
+            for _ in range(self.trials)
+        )
+        return min(candidates, key=loss_after_step)
 
     def adversary_view(self, gradient: State, sent: State) -> State:
         """Return what was sent, with the norms that the tensors of `gradient` have.
