@@ -24,9 +24,11 @@ from fedsim.base.files import write_text
 from fedsim.base.progress import report_progress
 from fedsim.federation import lock
 from fedsim.federation.app_file import RUN_TABLES
+from fedsim.federation.app_run import build_app_defenses
 from fedsim.federation.flower_app import FlowerApp
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.reading import read_toml
+from fedsim.federation.undefended_rounds import describe_undefended_rounds
 from fedsim.report.sweep_page import FILE, PAGE, write_sweep_page
 from fedsim.sweeps.controls import without_defense
 from fedsim.sweeps.file import SweepFile
@@ -129,11 +131,12 @@ def run_app_sweep(file: SweepFile, app: FlowerApp, folder: Path, *, trust: bool 
 
 @dataclass(frozen=True)
 class _CellResult:
-    """Rows of a cell's scores, and why it failed, if it did."""
+    """Rows of a cell's scores, why it failed, if it did, and which rounds its defenses leave as they are."""
 
     rows: Sequence[Mapping[str, str]]
     seconds: float
     reason: str = ""
+    undefended_rounds: str = ""
 
 
 def _run_group(group: Sequence[AppCell], folder: OpenRun, trust: bool) -> dict[str, _CellResult]:
@@ -153,7 +156,11 @@ def _run_group(group: Sequence[AppCell], folder: OpenRun, trust: bool) -> dict[s
     except FedsimError as error:
         return {cell.key: _CellResult((), time.monotonic() - start, str(error)) for cell in group}
     seconds = (time.monotonic() - start) / len(group)
-    return {key: _CellResult(rows[key], seconds, _find_failures(title, titles, done)) for key, title in titles.items()}
+    undefended = " ".join(describe_undefended_rounds(build_app_defenses(request.file), folder.recording.rounds))
+    return {
+        key: _CellResult(rows[key], seconds, _find_failures(title, titles, done), undefended)
+        for key, title in titles.items()
+    }
 
 
 def _name_attacks(group: Sequence[AppCell]) -> dict[str, str]:
@@ -194,14 +201,15 @@ def _score_rows(cells: Sequence[AppCell], results: Mapping[str, _CellResult]) ->
 
 def _cell_rows(cells: Sequence[AppCell], results: Mapping[str, _CellResult]) -> Iterator[dict[str, Any]]:
     for cell in cells:
-        row = {**_cell_columns(cell), "added": int(cell.point.is_added), "no_control": "", "run": ""}
+        row = {**_cell_columns(cell), "added": int(cell.point.is_added), "run": ""}
+        row |= {"no_control": "", "undefended_rounds": ""}
         if cell.key not in results:
             yield row | {"state": "not done", "reason": ""}
             continue
         result = results[cell.key]
         state = "failed" if result.reason else "done"
-        seconds = round(result.seconds, 2)
-        yield row | {"state": state, "reason": result.reason, "seconds": seconds, "run": _run_path(cell)}
+        row |= {"undefended_rounds": result.undefended_rounds, "state": state, "reason": result.reason}
+        yield row | {"seconds": round(result.seconds, 2), "run": _run_path(cell)}
 
 
 def _cell_columns(cell: AppCell) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 from fedsim.base.errors import join_first
 from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
+from fedsim.federation.undefended_rounds import list_undefended_rounds
 from fedsim.pitfalls.defense_probe import find_missing_strength
 from fedsim.pitfalls.design import EvaluationDesign, attacked_rounds, recorded_rounds
 from fedsim.pitfalls.pitfall import PitfallRule, Symptom
@@ -122,8 +123,7 @@ class UndefendedRounds(PitfallRule):
         for config, _ in design.attacked_configs:
             attacked = attacked_rounds(config)
             for table, defense in zip(config.defense, Experiment(config).defenses, strict=True):
-                rounds = range(1, config.federation.rounds + 1)
-                undefended = [number for number in rounds if not defense.acts_in(number)]
+                undefended = list_undefended_rounds(defense, range(1, config.federation.rounds + 1))
                 key = table.model_dump_json()
                 if set(undefended) & set(attacked):
                     judged.add(key)

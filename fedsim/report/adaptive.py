@@ -15,7 +15,7 @@ import numpy as np
 from fedsim.audit.audit import Audit
 from fedsim.audit.evaluation import statistics
 from fedsim.audit.plan import ADAPTIVE
-from fedsim.federation.build import Experiment
+from fedsim.federation.undefended_rounds import describe_undefended_rounds
 from fedsim.interfaces.metric import describe_metric
 from fedsim.report.summary import Summary, are_independent, difference_interval, interval_text, join_titles
 from fedsim.report.verdicts import LEAKS, MIN_VICTIMS, NOT_JUDGED, ScoreReading
@@ -232,22 +232,8 @@ def defense_remarks(readings: Sequence[ScoreReading], audit: Audit | None) -> li
     granted = audit is not None and audit.spec.adversary.knowledge.defenses is True
     sentences = remarks(readings, defended=defended, granted=granted)
     if audit is not None and audit.experiment is not None and any(is_judged(reading) for reading in readings):
-        sentences += describe_undefended_rounds(audit.experiment)
-    return sentences
-
-
-def describe_undefended_rounds(experiment: Experiment) -> list[str]:
-    """Return a sentence for each defense that does not act in all rounds of a federation."""
-    config, sentences = experiment.config, []
-    for table, defense in zip(config.defense, experiment.defenses, strict=True):
-        rounds = config.federation.rounds
-        undefended = [number for number in range(1, rounds + 1) if not defense.acts_in(number)]
-        if undefended:
-            sentences.append(
-                f"{table.name} does not act in {len(undefended)} of {rounds} rounds, the first of which is round "
-                f"{undefended[0]}: what clients send in these, it does not hide, and scores of other rounds say "
-                "nothing of it."
-            )
+        rounds = range(1, audit.experiment.config.federation.rounds + 1)
+        sentences += describe_undefended_rounds(audit.experiment.defenses, rounds)
     return sentences
 
 

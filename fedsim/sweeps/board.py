@@ -130,7 +130,8 @@ class SweepBoard:
                 continue
             state, reason = self._state(cell)
             no_control = self.plan.controls.reasons.get(cell.key, "")
-            row = self._cell_columns(cell) | added | {"no_control": no_control, "state": state, "reason": reason}
+            texts = {"no_control": no_control, "undefended_rounds": cell.undefended_rounds}
+            row = self._cell_columns(cell) | added | texts | {"state": state, "reason": reason}
             if marker := self.plan.finished_cells.get(cell.key):
                 row |= {"seconds": marker.seconds, "run": self._run_path(cell)}
             yield row

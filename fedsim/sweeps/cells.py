@@ -31,6 +31,7 @@ from fedsim.federation.config import AdversaryTable, AttackFile, Config, validat
 from fedsim.federation.reading import config_of
 from fedsim.federation.settings import LAUNCH, hash_experiment_code, hash_named_files, versions
 from fedsim.federation.trust import check_trust
+from fedsim.federation.undefended_rounds import describe_undefended_rounds
 from fedsim.interfaces.attack import BASELINE_SOURCES
 from fedsim.plugins import registry
 from fedsim.plugins.allowed_code import find_references
@@ -52,6 +53,7 @@ class SweepCell:
         point: its point in the grid.
         config: its experiment, with every setting written out, as its run folder holds it.
         title: title of its attack there; other attacks are those that it builds on.
+        undefended_rounds: sentences on its defenses that do not act in all rounds; empty where all do.
         federation: hash of the inputs of its federation.
         key: hash of the inputs of its findings and scores.
     """
@@ -59,6 +61,7 @@ class SweepCell:
     point: GridPoint
     config: Config
     title: str
+    undefended_rounds: str = ""
     federation: str = field(init=False)
     key: str = field(init=False)
 
@@ -163,18 +166,21 @@ def build_cell(grid: SweepGrid, point: GridPoint, *, trust: bool) -> SweepCell:
     config = config_of(tables, where, grid.file.folder)
     check_trust(config, Path(grid.file.where), trust or grid.file.is_own)
     config = resolve(_in_one_process(config))
-    _check_settings(config)
-    return SweepCell(point=point, config=config, title=config.attack[-1].title)
-
-
-def _check_settings(config: Config) -> None:
-    """Raise ConfigError where settings are invalid whatever the data are."""
     experiment = Experiment(config)
+    _check_settings(experiment)
+    undefended = describe_undefended_rounds(experiment.defenses, range(1, config.federation.rounds + 1))
+    title = config.attack[-1].title
+    return SweepCell(point=point, config=config, title=title, undefended_rounds=" ".join(undefended))
+
+
+def _check_settings(experiment: Experiment) -> None:
+    """Raise ConfigError where settings are invalid whatever the data are."""
     # Build each part, for its errors alone.
     _ = experiment.training
     experiment.new_strategy()
     _ = experiment.defenses, experiment.measures
-    work_stages({table.title: attack.builds_on for table, attack in build_attacks(config)}, has_optima=True)
+    attacks = build_attacks(experiment.config)
+    work_stages({table.title: attack.builds_on for table, attack in attacks}, has_optima=True)
 
 
 def _add_source_attacks(
