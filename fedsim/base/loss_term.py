@@ -62,7 +62,7 @@ class LossWithTerm:
         Raises:
             RunError: the outputs do not come from the network as it gave them, so that the term is lost.
         """
-        term = getattr(outputs, _ATTRIBUTE, None)
+        term = loss_term_of(outputs)
         if term is None:
             raise RunError(
                 "the loss has a term of the network, which came without it; call fedsim.with_loss_term in evaluation, "
@@ -80,7 +80,7 @@ class LossWithTerm:
 
 def select_examples(outputs: Tensor, index: Tensor) -> Tensor:
     """Return the outputs of some examples, with their terms where they carry any."""
-    selected, term = outputs[index], getattr(outputs, _ATTRIBUTE, None)
+    selected, term = outputs[index], loss_term_of(outputs)
     return selected if term is None else with_loss_term(selected, term[index])
 
 
@@ -94,9 +94,15 @@ def adds_loss_term(network: nn.Module) -> bool:
     return any(getattr(module, "adds_loss_term", False) for module in network.modules())
 
 
+def loss_term_of(outputs: Any) -> Tensor | None:
+    """Return the term, `example`, that outputs carry; None where they carry none."""
+    term: Tensor | None = getattr(outputs, _ATTRIBUTE, None)
+    return term
+
+
 def has_loss_term(outputs: Any) -> bool:
     """Tell whether outputs carry a term."""
-    return hasattr(outputs, _ATTRIBUTE)
+    return loss_term_of(outputs) is not None
 
 
 def describe_undeclared_term(network: nn.Module, outputs: Any) -> str:

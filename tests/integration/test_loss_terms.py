@@ -14,12 +14,13 @@ from fedsim.audit.architecture import ReferencedLoss, ReferencedModel
 from fedsim.audit.audit import make_audit
 from fedsim.audit.plausibility import check_outputs
 from fedsim.audit.threat_model import apply_headers
-from fedsim.base.errors import ConfigError, FedsimError, RunError
+from fedsim.base.errors import ConfigError, FedsimError, KnowledgeError, RunError
 from fedsim.base.loss_term import LossWithTerm, add_model_term
 from fedsim.base.task import goal_of
 from fedsim.federation.build import Experiment
 from fedsim.federation.config import AdversaryTable
 from fedsim.interfaces.knowledge import Knowledge
+from fedsim.inversion.labels.last_layer import output_layer
 from fedsim.training.gradients import example_gradients
 from fedsim.training.loop import local_update
 from fedsim.training.model_state import copy_state
@@ -166,3 +167,21 @@ def test_smoothed_labels_keep_the_term() -> None:
     assert isinstance(loss, LossWithTerm)
     with pytest.raises(FedsimError):
         loss(torch.zeros(2, 10), torch.tensor([0, 1]))
+
+
+class PenalisedLogits(nn.Linear):
+    """A linear layer whose term keeps its outputs small, so that the last layer's gradient is not the loss's alone."""
+
+    adds_loss_term = True
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return logits that carry a hundredth of their squared size."""
+        logits = super().forward(input)
+        return fedsim.with_loss_term(logits, 0.01 * logits.square().sum(1))
+
+
+def test_labels_are_read_only_where_the_term_leaves_the_last_layer_alone() -> None:
+    inputs, _ = make_batch(2)
+    assert output_layer(make_network(), inputs)[0] == "last"
+    with pytest.raises(KnowledgeError, match="the term that the network adds to the loss changes the gradient"):
+        output_layer(PenalisedLogits(64, 3), inputs.flatten(1))

@@ -8,8 +8,10 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from fedsim.base.errors import KnowledgeError
+from fedsim.base.loss_term import has_loss_term, loss_term_of
 from fedsim.interfaces.defense import Defense, apply_adversary_views
 from fedsim.inversion.problem import InversionProblem
 from fedsim.recording.wire_format import State
@@ -116,7 +118,8 @@ def output_layer(model: nn.Module, inputs: Tensor) -> tuple[str, Tensor]:
         inputs: `example ...`, as the model takes them.
 
     Raises:
-        KnowledgeError: there is no such layer, or it has one output, for a regression.
+        KnowledgeError: there is no such layer, or it has one output, for a regression, or a term that the network
+            adds to the loss changes its gradient.
     """
     calls: list[tuple[str, nn.Module, tuple[Tensor, ...], Tensor]] = []
 
@@ -143,7 +146,24 @@ def output_layer(model: nn.Module, inputs: Tensor) -> tuple[str, Tensor]:
         raise KnowledgeError(
             f"labels cannot be recovered: they are targets of a regression, which nothing gives away; {_REMEDY}"
         )
+    if has_loss_term(outputs) and _term_moves_layer(model, last[0], inputs):
+        raise KnowledgeError(
+            "labels cannot be recovered: the term that the network adds to the loss changes the gradient of its last "
+            f"linear layer, from which they are read; {_REMEDY}"
+        )
     return last[0], last[2][0]
+
+
+def _term_moves_layer(model: nn.Module, layer: str, inputs: Tensor) -> bool:
+    """Tell whether the loss term that comes with the outputs depends on the parameters of a layer."""
+    names = [name for name, _ in model.named_parameters() if name.rpartition(".")[0] == layer]
+    parameters = {name: model.get_parameter(name).detach().clone().requires_grad_() for name in names}
+    with torch.enable_grad():
+        term = loss_term_of(functional_call(model, parameters, (inputs,)))
+        if term is None or not term.requires_grad:
+            return False
+        gradients = torch.autograd.grad(term.sum(), list(parameters.values()), allow_unused=True)
+    return any(gradient is not None and bool(gradient.any()) for gradient in gradients)
 
 
 def last_bias_name(model: nn.Module, inputs: Tensor) -> str:
