@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from fedsim.api import pipeline, single
 from fedsim.api.adversaries import Adversary, read_adversary
@@ -38,6 +38,7 @@ from fedsim.interfaces.attack import Attack
 from fedsim.interfaces.findings import Finding
 from fedsim.plugins.frozen import to_plain_value
 from fedsim.plugins.inline import is_lost_object
+from fedsim.recording.adversary_role import CompanyName, PartyName
 from fedsim.recording.manifest import ManifestFile
 from fedsim.recording.messages import MESSAGES_FOLDER as MESSAGES
 from fedsim.recording.messages import RecordedExchange, read_messages
@@ -263,7 +264,7 @@ class Run:
         victim: int | None = None,
         round: int | Sequence[int] | None = None,
         knowledge: Mapping[str, Any] | None = None,
-        who: Literal["server", "outsider", "feature-party"] | Sequence[int] | None = None,
+        who: PartyName | Sequence[int | CompanyName] | None = None,
         progress: ProgressListener | None = None,
         **settings: Any,
     ) -> Finding:
@@ -274,7 +275,7 @@ class Run:
             victim: id of the client; by default the one that the run's file names first, or the first recorded one.
             round: which round, or rounds for an attack on several; by default as the run's file says.
             knowledge: facts to grant or to withhold, by the keys of `[adversary.knowledge]`.
-            who: attacks: the server, an outsider, or these clients together; by default as the run's file says.
+            who: attacks, as `adversary.who` in the experiment file; by default as the run's file says.
             progress: called as `progress(what, done, total)`.
             **settings: of the attack.
 

@@ -15,7 +15,7 @@ from fedsim.audit.finding_files import load_claim, read_facts
 from fedsim.audit.plan import ADAPTIVE
 from fedsim.base.errors import AttackError, ConfigError, KnowledgeError, RunError, TranscriptError
 from fedsim.federation.build import build_attacks
-from fedsim.federation.config import AttackFile, AttackTable, validate_tables
+from fedsim.federation.config import AdversaryTable, AttackFile, AttackTable, validate_tables
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import RunFolder
 from fedsim.interfaces.attack import Attack
@@ -81,8 +81,10 @@ def _default_victim(base: AttackFile, transcript: Transcript, adversary: Mapping
     """Return the first victim of the file, or the first that is recorded, who is not among those who attack."""
     victims = base.adversary.victims
     candidates = victims if isinstance(victims, list) else transcript.clients(adversary["rounds"][0])
-    attackers = adversary.get("who", "server")
-    others = [client for client in candidates if isinstance(attackers, str) or client not in attackers]
+    role = validate_tables(AdversaryTable, {"who": adversary.get("who", "server")}, _WHERE).role
+    others = [client for client in candidates if client not in role.colluders]
+    if role.links:
+        others = [client for client in others if client in role.links]
     return (others or candidates)[0]
 
 

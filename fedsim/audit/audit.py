@@ -293,10 +293,10 @@ class Audit:
                 f"{attack.title} does not apply: a feature party sees its own messages alone, and this attack is on "
                 "what others hold or sent; leave out who"
             )
-        if who in ("server", "feature-party"):
-            shows_sums_alone = self.case.shows_sums_alone
-        else:  # how many others take part is known as soon as a round is recorded
-            shows_sums_alone = self.folder.transcript.is_dir() and shows_sums(self.transcript)
+        shows_sums_alone = self.spec.adversary.role.reads_messages and self.case.shows_sums_alone
+        # How many others take part is known as soon as a round is recorded.
+        if who not in ("server", "feature-party") and self.folder.transcript.is_dir():
+            shows_sums_alone = shows_sums(self.transcript)
         if shows_sums_alone and not attack.accepted_observations & {GROUP, GROUPS}:
             raise KnowledgeError(f"{attack.title} does not apply: {explain_group_refusal(attack, who)}")
 

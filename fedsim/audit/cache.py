@@ -24,6 +24,7 @@ from fedsim.interfaces.findings import Finding, LocalModel
 from fedsim.interfaces.knowledge import FACTS, MESSAGE_FACTS
 from fedsim.plugins import registry
 from fedsim.plugins.code_hashes import UNREADABLE, hash_plugin_code, hash_referenced_code
+from fedsim.recording.adversary_role import Who
 from fedsim.recording.header import hash_state
 from fedsim.recording.message_format import MessageFormat
 from fedsim.recording.transcript import Transcript
@@ -73,7 +74,7 @@ class FindingCache:
     base_folder: Path
     case: Case
     app: MessageFormat
-    who: str | Sequence[int] = "server"
+    who: Who = "server"
 
     @cached_property
     def model_code(self) -> str | None:

@@ -1,4 +1,4 @@
-"""Open a recording as the adversary of an audit sees it: as the server does, an outsider or clients."""
+"""Open a recording as the adversary of an audit sees it: the server, an eavesdropper, an outsider or clients."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedsim.audit.evaluation.case import Case
 from fedsim.base.errors import AttackError, ConfigError, join_first
-from fedsim.federation.config import AdversaryTable, Who
+from fedsim.federation.config import AdversaryTable
+from fedsim.recording.adversary_role import AdversaryRole, Who, find_error_in_who
 from fedsim.recording.message_format import MessageFormat
-from fedsim.recording.observed import FinalModel, ObservedTranscript, Observer
+from fedsim.recording.observed import FinalModel, ObservedTranscript
 from fedsim.recording.sealed import read_seal, read_sealed_file
 from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import State
@@ -38,28 +39,49 @@ def observe_run(folder: OpenRun, case: Case, adversary: AdversaryTable, message_
         TranscriptError: nothing is recorded.
         RunError: the model after the last round is damaged.
     """
-    recording = folder.recording.in_format(message_format)
-    if adversary.who in ("server", "feature-party"):  # a party's own messages are all that such an attack reads
+    recording, role = folder.recording.in_format(message_format), adversary.role
+    if role.party in ("server", "feature-party"):  # a party's own messages are all that such an attack reads
         return recording
+    _check_clients_exist(recording, case, role)
+    if role.party == "eavesdropper" and not (case.shows_sums_alone or shows_sums(recording)):
+        return _hear_links(recording, role) if role.links else recording
+    if not (adversary.knowledge.num_examples and adversary.knowledge.client_ids):
+        raise ConfigError(
+            "adversary.knowledge: num_examples and client_ids are withheld from who reads messages; under secure "
+            "aggregation an eavesdropper sees sums over all clients, and is taken to know of how many examples; leave "
+            "them out"
+        )
     if message_format.changes_updates:
         raise ConfigError(
             "adversary.who: which part of the messages is the model is said by [app], and others than the server are "
             "known to see whole models alone; leave out those keys of [app], or attack as the server"
         )
-    who: Observer = "outsider" if isinstance(adversary.who, str) else tuple(sorted(adversary.who))
-    _check_clients_exist(recording, case, who)
-    return ObservedTranscript(recording, who, read_final_model(folder, recording), case.count_equal_clients(who))
+    return ObservedTranscript(recording, role, read_final_model(folder, recording), case.count_equal_clients(role))
 
 
-def _check_clients_exist(recording: Transcript, case: Case, who: Observer) -> None:
-    """Raise ConfigError where a client that is to attack is not of this federation, as far as it is known."""
-    if isinstance(who, str):
+def _hear_links(recording: Transcript, role: AdversaryRole) -> Transcript:
+    """Return the messages on the links of the clients that `role` names.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    heard = recording.restrict_to_links(role.links)
+    if not any(heard.header(number).replies for number in heard.rounds):
+        raise ConfigError(
+            f"adversary.who: {role} hears no update, since none of these clients sent one; name others, or all links"
+        )
+    return heard
+
+
+def _check_clients_exist(recording: Transcript, case: Case, role: AdversaryRole) -> None:
+    """Raise ConfigError where a named client is not of this federation, as far as it is known."""
+    if not role.clients:
         return
     clients = set(range(case.clients or 0))
     if not clients:
         for number in recording.rounds:
             clients |= recording.header(number).asked_clients
-    if unknown := [client for client in who if client not in clients]:
+    if unknown := [client for client in role.clients if client not in clients]:
         raise ConfigError(
             f"adversary.who: client {unknown[0]} is not of this federation, whose clients are "
             f"{join_first(sorted(clients), _MAX_NAMED_CLIENTS)}; name some of these"
@@ -90,10 +112,14 @@ def read_who(about: Mapping[str, Any]) -> Who:
     Raises:
         AttackError: the finding does not say it in a way that is known.
     """
+    attacker = about.get("attacker", "server")
     try:
-        return TypeAdapter[Who](Who).validate_python(about.get("attacker", "server"))
-    except ValidationError as error:
-        raise AttackError(f"it says that {about['attacker']!r} attacked; remove it, and attack again") from error
+        who = TypeAdapter[Who](Who).validate_python(attacker)
+        if not find_error_in_who(who):
+            return who
+    except ValidationError:
+        pass
+    raise AttackError(f"it says that {attacker!r} attacked; remove it, and attack again")
 
 
 def read_final_model(folder: OpenRun, recording: Transcript) -> FinalModel | None:

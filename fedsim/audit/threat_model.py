@@ -80,7 +80,7 @@ def grant_knowledge(
         case.check_grant(adversary, name)
         # A fact that is True is granted as the protocol has it; any other setting is its value.
         values[name] = protocol.get(name) if setting is True else _stated_value(name, setting, base_folder)
-    if adversary.who == "server":  # it sees updates before its own noise
+    if adversary.role.reads_messages:  # it sees updates before the server's noise
         values.pop("noise_covariance", None)
     _check_widths(values)
     values |= case.public_records(adversary)

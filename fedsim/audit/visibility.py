@@ -10,6 +10,7 @@ from typing import Literal
 
 from fedsim.base.errors import join_first
 from fedsim.interfaces.attack import GROUP, GROUPS, Attack
+from fedsim.recording.adversary_role import AdversaryRole
 from fedsim.recording.header import Header, Reply
 
 log = logging.getLogger(__name__)
@@ -96,10 +97,12 @@ class ObservedClients:
         return (reply for header in self.headers for reply in header.replies)
 
 
-def explain_group_refusal(attack: Attack, who: str | Sequence[int] = "server") -> str:
+def explain_group_refusal(attack: Attack, who: str | Sequence[int | str] = "server") -> str:
     """Explain why `attack` of `who` is not made on sums over groups."""
     source, cause = "", "under secure aggregation the server sees sums over groups"
-    if who != "server":
+    if AdversaryRole.parse(who).party == "eavesdropper":
+        cause = "under secure aggregation uploads are masked, and models show an eavesdropper the sum over all clients"
+    elif who != "server":
         cause = "models show others than the server the sum over all clients"
     if _accepts_decoded_models(attack):
         source = f" and, where it reads models, can build on '{_DISAGGREGATION}' (source)"

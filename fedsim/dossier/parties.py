@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedsim.dossier.contents import Aim, ObservingParty, Reference
+from fedsim.recording.adversary_role import AdversaryRole
 from fedsim.report.observers import list_attackers
 
 _AIMS: Mapping[tuple[str, ...], str] = {
@@ -30,6 +31,14 @@ _SUMS_OF_OTHERS = (
 _EACH_MODEL = (
     "Attacks were made by somebody who gets the model of each round, and so sees the sum of what all clients sent in "
     "it, under central privacy clipped and with noise; which is more than the last model tells."
+)
+_HEARS_UPDATES = (
+    "Attacks were made on messages as they are sent, before the server adds up or adds noise; that links are not "
+    "encrypted was assumed."
+)
+_HEARS_MODELS = (
+    "What clients send is masked under secure aggregation, so attacks were made on the models of successive rounds, "
+    "and so on the sum of what all clients sent; that links are not encrypted was assumed."
 )
 _SEES_UPDATES = (
     "every message of every client: the model or update that it sends, how many examples it holds, and the metrics "
@@ -79,9 +88,11 @@ def list_observers(findings: Iterable[Mapping[str, Any]], *, holds_sums: bool) -
         holds_sums: whether the server sees sums over groups in place of single updates.
     """
     attackers = list_attackers(findings)
+    roles = [AdversaryRole.parse(who) for who in attackers]
     is_attacked = "server" in attackers
     # Clients that attacked: one alone, or several together.
-    numbers = {len(who) for who in attackers if isinstance(who, list)}
+    numbers = {len(role.clients) for role in roles if role.party == "clients"}
+    hears_links = any(role.party == "eavesdropper" for role in roles)
     server_remark = (
         "It follows the protocol and only reads. A server that alters the model or the protocol to learn more was not "
         "examined."
@@ -108,8 +119,8 @@ def list_observers(findings: Iterable[Mapping[str, Any]], *, holds_sums: bool) -
         ObservingParty(
             who="An outsider on the network",
             sees="what is not encrypted on its way, at worst every message; transport is not simulated",
-            is_examined=False,
-            remark=_NOT_TRIED,
+            is_examined=hears_links,
+            remark=(_HEARS_MODELS if holds_sums else _HEARS_UPDATES) if hears_links else _NOT_TRIED,
         ),
         ObservingParty(
             who="Whoever gets the final model",

@@ -30,6 +30,7 @@ from fedsim.base.constraints import NonNegativeInt, PositiveInt
 from fedsim.base.errors import ConfigError, did_you_mean
 from fedsim.interfaces.knowledge import FACTS, MESSAGE_FACTS
 from fedsim.plugins.registry import explain_validation_error
+from fedsim.recording.adversary_role import AdversaryRole, Who, find_error_in_who
 from fedsim.recording.message_format import MessageFormat, check_client_ids
 from fedsim.training.settings import LocalTraining
 
@@ -476,11 +477,6 @@ if not TYPE_CHECKING:
     )
 
 
-Who = Literal["server", "outsider", "feature-party"] | list[int]
-"""Who attacks: the server, an outsider who gets each model, these clients together, or in split learning the party
-whose messages are read."""
-
-
 class AdversaryTable(Table):
     """[adversary]: the victims, the time of attacks, and the adversary's knowledge."""
 
@@ -503,9 +499,11 @@ class AdversaryTable(Table):
     )
     who: Who = Field(
         default="server",
-        description="Who attacks: the server; an `outsider` who gets each model; in split learning a `feature-party`, "
-        "which sees its own messages and attacks the labels; or these clients, which pool the "
-        "models that they are sent and their own updates, see [Threat models](../explanation/threat-models.md).",
+        description="Who attacks: the server; an `outsider` who gets each model; an `eavesdropper` who hears links "
+        'that are not encrypted, all or, as `["eavesdropper", 3]`, those of these clients; in split learning a '
+        "`feature-party`, which sees its own messages and attacks the labels; or these clients, as `[3, 7]`, which "
+        "pool the models that they are sent and their own updates, see "
+        "[Threat models](../explanation/threat-models.md).",
     )
     workers: int | None = Field(
         default=None,
@@ -526,17 +524,21 @@ class AdversaryTable(Table):
 
     @field_validator("who")
     @classmethod
-    def _check_who(cls, who: str | list[int]) -> str | list[int]:
-        if isinstance(who, list) and (not who or min(who) < 0 or len(set(who)) < len(who)):
-            raise ValueError(f"expected the ids of colluding clients, each once, got {who}")
-        return sorted(who) if isinstance(who, list) else who
+    def _check_who(cls, who: Who) -> Who:
+        if error := find_error_in_who(who):
+            raise ValueError(error)
+        return AdversaryRole.parse(who).setting
+
+    @property
+    def role(self) -> AdversaryRole:
+        """Return who attacks."""
+        return AdversaryRole.parse(self.who)
 
     @model_validator(mode="after")
     def _check_values(self) -> AdversaryTable:
-        if self.who != "server" and self.when == "in-round":
+        if not self.role.reads_messages and self.when == "in-round":
             raise ValueError("who: others than the server learn from the next round's model; take when = 'at-end'")
-        sees_messages = self.who in ("server", "feature-party")
-        if not sees_messages and not (self.knowledge.num_examples and self.knowledge.client_ids):
+        if not self.role.reads_messages and not (self.knowledge.num_examples and self.knowledge.client_ids):
             raise ValueError(
                 "knowledge: num_examples and client_ids are withheld from a server; others see sums over all clients "
                 "and are taken to know how many examples these are of; leave them out, or who"
@@ -548,8 +550,7 @@ class AdversaryTable(Table):
                 "withheld; leave one of them out"
             )
         named_victims = self.victims if isinstance(self.victims, list) else []
-        attackers = self.who if isinstance(self.who, list) else []
-        if colluders := [client for client in named_victims if client in attackers]:
+        if colluders := [client for client in named_victims if client in self.role.colluders]:
             raise ValueError(f"victims: client {colluders[0]} is among those who attack (who); name another")
         return self
 
@@ -691,14 +692,14 @@ class Config(AttackFile):
             ("adversary.victims", self.adversary.victims, clients, "clients"),
             ("recording.clients", self.recording.clients, clients, "clients"),
             ("adversary.rounds", self.adversary.rounds, rounds, "rounds"),
-            ("adversary.who", self.adversary.who, clients, "clients"),
+            ("adversary.who", list(self.adversary.role.clients) or None, clients, "clients"),
             ("recording.rounds", self.recording.rounds, rounds, "rounds"),
         ):
             if isinstance(chosen, list) and (chosen or where != "recording.rounds"):
                 check_choice(where, chosen, count, noun)
         if self.recording.rounds == [] and self.attack and self.adversary.when != "never":
             raise ValueError("recording.rounds: nothing is recorded, so there is nothing to attack; name rounds")
-        if self.adversary.who != "server" and self.recording.clients is not None:
+        if not self.adversary.role.reads_messages and self.recording.clients is not None:
             raise ValueError(
                 "recording.clients: whoever sees models sees the sum over all clients, of whom some would not be "
                 "recorded; leave it out, or adversary.who"
@@ -711,6 +712,11 @@ class Config(AttackFile):
             )
         if self.secure_aggregation is not None:
             check_group_sizes(self.secure_aggregation, clients, self.recording.clients)
+            if self.adversary.role.party == "eavesdropper" and self.adversary.when == "in-round":
+                raise ValueError(
+                    "adversary.who: under [secure_aggregation] an eavesdropper hears masked vectors, and learns from "
+                    "the next round's model; take when = 'at-end'"
+                )
         # A run folder may come from a stranger, so its experiment file names no code and no files.
         if isinstance(self.adversary.knowledge.model, str):
             raise ValueError(

@@ -14,24 +14,22 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedsim.base.errors import ConfigError, TranscriptError, join_first
+from fedsim.base.errors import ConfigError, TranscriptError
+from fedsim.recording.adversary_role import AdversaryRole
 from fedsim.recording.header import FORMAT_VERSION, Header, Reply
 from fedsim.recording.payloads import Dense, Form, Kind, Payload, State
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import Update
 
-Observer = Literal["outsider"] | tuple[int, ...]
-"""An outsider who gets each model, or colluding clients in ascending order."""
 _LARGEST_ERROR = 1e-3
 """Largest norm of the difference between the rest by models and by replies, relative to the latter.
 
@@ -39,7 +37,6 @@ Momentum, an adaptive step or a median leave some tenths."""
 _ROUNDINGS = 8
 """How many roundings of the next model may add to that. Of small updates, or where many collude against
 few, they are more than a share of the rest."""
-_MAX_CLIENTS = 10
 
 
 @dataclass(frozen=True)
@@ -57,33 +54,16 @@ class FinalModel:
     sha256: str
 
 
-def describe_observer(who: str | Sequence[int]) -> str:
-    """Name who attacks.
-
-    >>> describe_observer([3, 7]), describe_observer("outsider")
-    ('clients 3, 7 together', 'an outsider who gets each model')
-    """
-    if who == "server":
-        return "the server"
-    if who == "feature-party":
-        return "the feature party whose messages are read"
-    if isinstance(who, str):
-        return "an outsider who gets each model"
-    if len(who) == 1:
-        return f"client {who[0]}"
-    return f"clients {join_first(who, _MAX_CLIENTS)} together"
-
-
 class ObservedTranscript(Transcript):
-    """Recording as an outsider or colluding clients see it: one sum a round, over all others.
+    """Recording as those see it who get models: one sum a round, over all but the colluding clients.
 
-    It has the rounds of which they see the models before and after: an outsider all, a client those
-    in which it is asked, as in the next one or, of the last round, anybody. One that straggles or
-    fails was sent the model all the same.
+    It has the rounds of which they see the models before and after: an outsider all, a client, or an
+    eavesdropper on its link, those in which it is asked, as in the next one or, of the last round,
+    anybody. One that straggles or fails was sent the model all the same.
 
     Args:
         recording: what the server saw.
-        who: an outsider, or the colluding clients.
+        role: an outsider, colluding clients, or an eavesdropper who hears uploads masked.
         final: the model after the last round, where it is there.
         equal_clients: number of clients by which the server divides a sum in which all count alike,
             as under central privacy; None where it takes the mean weighted by N.
@@ -94,24 +74,21 @@ class ObservedTranscript(Transcript):
     """
 
     def __init__(
-        self, recording: Transcript, who: Observer, final: FinalModel | None, equal_clients: float | None = None
+        self, recording: Transcript, role: AdversaryRole, final: FinalModel | None, equal_clients: float | None = None
     ) -> None:
         super().__init__(recording.folder, message_format=recording.message_format)
         self._recording = recording
-        self._who = who
+        self._role = role
         self._final = final
         self.equal_clients = equal_clients
-        self._colluders = () if isinstance(who, str) else who
         reasons = {number: self._find_hindrance(number) for number in recording.rounds}
         self._paths = {number: recording.round_path(number) for number, reason in reasons.items() if not reason}
         if not self._paths:
             listing = "; ".join(f"round {number}: {reason}" for number, reason in list(reasons.items())[:3])
-            raise ConfigError(
-                f"adversary.who: no round of this run shows {describe_observer(who)} any update ({listing})"
-            )
+            raise ConfigError(f"adversary.who: no round of this run shows {role} any update ({listing})")
 
     def __repr__(self) -> str:
-        return f"ObservedTranscript({self._recording!r}, {self._who!r})"
+        return f"ObservedTranscript({self._recording!r}, {self._role!r})"
 
     def restrict_to(self, rounds: Iterable[int]) -> Transcript:
         """Return a transcript of only the messages of `rounds`, without protocol facts."""
@@ -210,7 +187,7 @@ class ObservedTranscript(Transcript):
             raise ConfigError(
                 f"adversary.who: the model after round {number} is not the mean of its replies (it differs by "
                 f"{math.sqrt(errors / sizes) if sizes else math.inf:.2g} of their updates), so models do not show "
-                f"{describe_observer(self._who)} what the others sent; take strategy fedavg or fedsgd, or attack as "
+                f"{self._role} what the others sent; take strategy fedavg or fedsgd, or attack as "
                 "the server"
             )
 
@@ -227,7 +204,7 @@ class ObservedTranscript(Transcript):
     def _check_is_seen(self, number: int) -> None:
         if number not in self._paths:
             reason = self._find_hindrance(number) if number in self._recording.rounds else "it is not recorded"
-            raise TranscriptError(f"round {number}: shows {describe_observer(self._who)} no update ({reason})")
+            raise TranscriptError(f"round {number}: shows {self._role} no update ({reason})")
 
     def _find_hindrance(self, number: int) -> str:
         """Say why a round is not seen; empty where it is."""
@@ -243,10 +220,10 @@ class ObservedTranscript(Transcript):
             return "clients told no number of examples"
         if header.replies[0].kind == "gradient" and "learning-rate" not in header.config:
             return "clients send gradients, and the server tells no learning-rate"
-        colluders = set(self._colluders)
+        colluders, receivers = set(self._role.colluders), set(self._role.clients)
         if any(colluders & set(reply.senders) and reply.members for reply in header.replies):
             return "the recording holds sums alone, and so not what these clients sent; take who = 'outsider'"
-        if isinstance(self._who, tuple) and not colluders & header.asked_clients:
+        if receivers and not receivers & header.asked_clients:
             return "none of these clients takes part"
         if not senders - colluders:
             return "nobody else takes part"
@@ -259,15 +236,15 @@ class ObservedTranscript(Transcript):
             return "the model after it is not recorded, since nobody answered it"
         if len(following.broadcasts) != 1:
             return "clients were sent different models after it"
-        if colluders and not colluders & following.asked_clients:
+        if receivers and not receivers & following.asked_clients:
             return "none of these clients is sent the model after it"
         return ""
 
     def _colluders_in(self, number: int) -> list[Reply]:
-        return [reply for reply in self._recording.header(number).replies if reply.client in self._colluders]
+        return [reply for reply in self._recording.header(number).replies if reply.client in self._role.colluders]
 
     def _rest_of(self, number: int) -> list[Reply]:
-        return [reply for reply in self._recording.header(number).replies if reply.client not in self._colluders]
+        return [reply for reply in self._recording.header(number).replies if reply.client not in self._role.colluders]
 
     def _sum_moves(self, number: int, replies: Iterable[Reply]) -> dict[str, Tensor]:
         """Return by name the sum of what these replies add to w_t, each times its N."""

@@ -106,6 +106,7 @@ class Transcript:
         self._last_broadcast: tuple[tuple[int, str], State] | None = None
         self._shows_facts = facts
         self._shows_counts = True
+        self._links: frozenset[int] | None = None  # clients whose messages alone are shown; None for all
         self.message_format = message_format
         self._source = source
 
@@ -127,6 +128,7 @@ class Transcript:
             self.folder, rounds, facts=False, message_format=self.message_format, source=self._source
         )
         transcript._shows_counts = self._shows_counts
+        transcript._links = self._links
         return transcript
 
     def without_example_counts(self) -> Transcript:
@@ -134,6 +136,13 @@ class Transcript:
         transcript = copy(self)
         transcript.message_format = self.message_format.model_copy(update={"num_examples": None})
         transcript._shows_counts = False
+        transcript._replies = {}
+        return transcript
+
+    def restrict_to_links(self, clients: Iterable[int]) -> Transcript:
+        """Return the same recording for who hears the messages to and from these clients alone."""
+        transcript = copy(self)
+        transcript._links = frozenset(clients)
         transcript._replies = {}
         return transcript
 
@@ -154,7 +163,8 @@ class Transcript:
         """
         folder.mkdir(parents=True)
         for number, path in self._paths.items():
-            if self.message_format.changes_updates or self.adds_known_terms(number) or not self._shows_counts:
+            is_changed = self.message_format.changes_updates or not self._shows_counts or self._links is not None
+            if is_changed or self.adds_known_terms(number):
                 header = self.header(number)
                 updates = [pack_move(self.update(number, client)) for client in self.clients(number)]
                 Recorder(folder, resume=True).write(number, updates, header.failures, header.config)
@@ -247,6 +257,10 @@ class Transcript:
         header = self._recorded_header(number)
         if not self._shows_counts:
             header = replace(header, replies=[_without_count(reply) for reply in header.replies])
+        if self._links is not None:
+            replies = [reply for reply in header.replies if reply.client in self._links]
+            failures = {client: reason for client, reason in header.failures.items() if client in self._links}
+            header = replace(header, replies=replies, failures=failures)
         return header if self._shows_facts else replace(header, config={}, recipe={})
 
     def _recorded_header(self, number: int) -> Header:

@@ -10,8 +10,7 @@ from typing import Any
 from fedsim.audit.observers import read_who
 from fedsim.audit.variants import WHO
 from fedsim.base.errors import AttackError
-from fedsim.federation.config import Who
-from fedsim.recording.observed import describe_observer
+from fedsim.recording.adversary_role import AdversaryRole, Who
 
 SERVER = "the server"
 
@@ -25,7 +24,7 @@ def name_attacker(settings: str) -> str:
     >>> name_attacker("{}"), name_attacker('{"adversary.who": [3]}')
     ('the server', 'client 3')
     """
-    return describe_observer(json.loads(settings).get(WHO, "server"))
+    return str(AdversaryRole.parse(json.loads(settings).get(WHO, "server")))
 
 
 def list_attackers(findings: Iterable[Mapping[str, Any]]) -> list[Who]:

@@ -18,7 +18,7 @@ from fedsim.federation.failed_attacks import read_failed_attacks
 from fedsim.federation.integrity import compare_with_manifest
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import read_metrics, read_refusals
-from fedsim.recording.observed import describe_observer
+from fedsim.recording.adversary_role import AdversaryRole
 from fedsim.recording.reported_accuracy import ReportedAccuracy
 from fedsim.report import adaptive, image_scores
 from fedsim.report.cards import choose_examples, examples_by_finding
@@ -191,16 +191,16 @@ class ReportedRun:
         return attack_classes(self.audit, [finding.about for finding in self.findings], trust=self.trust)
 
     @cached_property
-    def other_attackers(self) -> Sequence[str]:
-        """Return who made findings beside the server, in words; empty where it made all."""
+    def other_attackers(self) -> Sequence[AdversaryRole]:
+        """Return who made findings beside the server; empty where it made all."""
         attackers = list_attackers(finding.about for finding in self.findings)
-        return [describe_observer(who) for who in attackers if who != "server"]
+        return [AdversaryRole.parse(who) for who in attackers if who != "server"]
 
     @property
     def attackers(self) -> str:
         """Name all who made findings; the server where there are none."""
         has_server = any(finding.about["attacker"] == "server" for finding in self.findings) or not self.other_attackers
-        return enumerate_words([*([SERVER] if has_server else []), *self.other_attackers])
+        return enumerate_words([*([SERVER] if has_server else []), *map(str, self.other_attackers)])
 
     @cached_property
     def granted_facts(self) -> Sequence[GrantedFact]:

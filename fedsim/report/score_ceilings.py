@@ -18,7 +18,7 @@ from fedsim.audit.evaluation.proved_ceilings import (
 )
 from fedsim.federation.run_folder import RunFolder, read_ledger
 from fedsim.privacy.ceilings import TradeOff
-from fedsim.recording.observed import describe_observer
+from fedsim.recording.adversary_role import AdversaryRole
 from fedsim.report.run_contents import read_metadata
 
 Curves = dict[tuple[tuple[int, ...], int, str], TradeOff | str]
@@ -80,7 +80,7 @@ def _compute_score_ceiling(
     chance = 1.0
     if not reason and isinstance(curve, TradeOff):
         chance = compute_chance(row, ceiling, curve)
-    by_whom = "" if attacker == "server" else f" by {describe_observer(attacker)}"
+    by_whom = "" if attacker == "server" else f" by {AdversaryRole.parse(attacker)}"
     return ProvedCeiling(
         attack=f"{row['attack']}{by_whom}",
         victim=victim,

@@ -25,9 +25,9 @@ from fedsim.interfaces.attack import Attack
 from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.knowledge import Knowledge, KnownCandidates, Records
 from fedsim.interfaces.modality import PublicExamples
+from fedsim.recording.adversary_role import AdversaryRole
 from fedsim.recording.header import Header
 from fedsim.recording.message_format import MessageFormat
-from fedsim.recording.observed import Observer
 from fedsim.recording.wire_format import State
 from fedsim.training.settings import LocalTraining
 
@@ -98,11 +98,11 @@ class Case(ABC):
         """Return whether the server is known to see sums over groups alone."""
 
     @abstractmethod
-    def count_equal_clients(self, who: Observer) -> float | None:
+    def count_equal_clients(self, role: AdversaryRole) -> float | None:
         """Return by how many clients the server divides a sum in which all count alike; None elsewhere.
 
         Raises:
-            ConfigError: models do not show `who` the sum of what was recorded.
+            ConfigError: models do not show `role` the sum of what was recorded.
         """
 
     @abstractmethod

@@ -22,9 +22,9 @@ from fedsim.interfaces.attack import Attack
 from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.knowledge import HELD_OUT, OTHER_CLIENTS, TRAINING_FACTS, Knowledge, Records
 from fedsim.interfaces.modality import PublicExamples
+from fedsim.recording.adversary_role import AdversaryRole
 from fedsim.recording.header import Header
 from fedsim.recording.message_format import MessageFormat
-from fedsim.recording.observed import Observer
 from fedsim.recording.wire_format import State
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class ForeignRecording(Case):
         """Raise UnknownTruthError."""
         raise UnknownTruthError("only an experiment says what the victim held")
 
-    def count_equal_clients(self, who: Observer) -> None:
+    def count_equal_clients(self, role: AdversaryRole) -> None:
         """Return None: whether the server averages by N is found by what it did."""
 
     def public(self) -> PublicExamples | None:

@@ -28,9 +28,9 @@ from fedsim.interfaces.attack import Attack, vector_target_error
 from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.knowledge import FACTS, TRAINING_FACTS, Knowledge, KnownCandidates, Records
 from fedsim.interfaces.modality import PublicExamples
+from fedsim.recording.adversary_role import AdversaryRole
 from fedsim.recording.header import Header
 from fedsim.recording.message_format import MessageFormat
-from fedsim.recording.observed import Observer
 from fedsim.recording.wire_format import State
 from fedsim.training.settings import LocalTraining
 
@@ -90,7 +90,7 @@ class OwnRun(Case):
         """Return whether secure aggregation hides single updates from the server."""
         return self.own_experiment.config.secure_aggregation is not None
 
-    def count_equal_clients(self, who: Observer) -> float | None:
+    def count_equal_clients(self, role: AdversaryRole) -> float | None:
         """Return by how many clients central privacy divides a sum; None without it."""
         config, privacy = self.own_experiment.config, self.own_experiment.central_privacy
         if config.recording.clients is not None:
@@ -100,7 +100,7 @@ class OwnRun(Case):
             )
         if privacy is None:
             return None
-        if who != "outsider":
+        if role.colluders:
             raise ConfigError(
                 "adversary.who: under central_privacy the server clips what each client sends, to a norm that it does "
                 "not tell them, so that clients do not know what to subtract; take who = 'outsider'"

@@ -17,6 +17,7 @@ from fedsim.interfaces.knowledge import HELD_OUT
 from fedsim.interfaces.mechanism import Mechanism
 from fedsim.privacy.ceilings import TradeOff, compute_trade_off
 from fedsim.privacy.ledger import Row, collect_mechanisms, is_central, is_shared_noise
+from fedsim.recording.adversary_role import AdversaryRole
 
 FALSE_ALARMS = 1e-3
 """Probability that any score of a run is said to be above a ceiling that it keeps."""
@@ -79,7 +80,7 @@ class ProvedCeiling:
 
 
 def find_trade_off(
-    ledger: Sequence[Row], clients: Sequence[int], last_round: int, attacker: str | Sequence[int] = "server"
+    ledger: Sequence[Row], clients: Sequence[int], last_round: int, attacker: str | Sequence[int | str] = "server"
 ) -> TradeOff | str:
     """Return the trade-off curve of what clients sent up to a round, or why there is none.
 
@@ -93,14 +94,15 @@ def find_trade_off(
         ledger: rows of the run, see `fedsim.privacy.ledger`.
         clients: the victim, or the clients of an attacked sum.
         last_round: the last that the attack saw.
-        attacker: who attacks: `server`, `outsider` who sees the models alone, or colluding clients.
+        attacker: who attacks, a value of `adversary.who`.
     """
     curves: dict[tuple[Mechanism, ...], TradeOff | None] = {}
     reason = "no defense proves a guarantee"
-    if attacker == "server" and any(map(is_central, ledger)):
-        reason = "central_privacy holds for those who see the models alone, and this adversary is the server"
+    role = AdversaryRole.parse(attacker)
+    if role.reads_messages and any(map(is_central, ledger)):
+        reason = f"central_privacy holds for those who see the models alone, and this adversary is {role}"
         ledger = [row for row in ledger if not is_central(row)]
-    if not isinstance(attacker, str) and any(map(is_shared_noise, ledger)):
+    if role.colluders and any(map(is_shared_noise, ledger)):
         reason = "clients that attack know their own shares of the noise, which does not count for them"
         ledger = [row for row in ledger if not is_shared_noise(row)]
     for defense in dict.fromkeys(row["defense"] for row in ledger):

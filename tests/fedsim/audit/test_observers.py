@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 
@@ -70,6 +71,52 @@ def test_python_says_who_attacks(run: OpenRun) -> None:
     assert [2, 0, 1] not in attackers
 
 
+def group_psnr(run: OpenRun) -> dict[str, pd.DataFrame]:
+    """PSNR by the settings of who attacked."""
+    scores = Run(run.path).scores
+    return dict(list(scores[scores.metric == "psnr"].groupby("settings")))
+
+
+def test_an_eavesdropper_gets_what_the_server_gets_on_its_links(tmp_path: Path) -> None:
+    run = run_serial(make_tiny_config(model={"hidden": [64]}, **TINY), tmp_path / "run")
+    assert attack(run, "analytic") == []
+    assert attack(run, "analytic", who="eavesdropper") == []
+    assert attack(run, "analytic", who=["eavesdropper", 1, 2]) == []
+    by_who = group_psnr(run)
+    server, some_links = by_who["{}"], by_who['{"adversary.who": ["eavesdropper", 1, 2]}']
+    assert list(by_who['{"adversary.who": "eavesdropper"}'].value) == list(server.value)
+    assert list(some_links.victim) == [1, 2]
+    assert list(some_links.value) == list(server.value)[1:3]
+    page = write_report(run, None, []).read_text()
+    on_links = "an eavesdropper on all links and an eavesdropper on the links of clients 1, 2"
+    assert f"{on_links} could learn from clients" in page
+    assert "the messages on these links as the server gets them" in page
+
+
+def test_links_that_are_not_heard_are_named(run: OpenRun) -> None:
+    audit = make_audit(run, make_attack_file("analytic", victims=[3], who=["eavesdropper", 1]))
+    with pytest.raises(ConfigError, match="client 3"):
+        audit.run()
+    with pytest.raises(ConfigError, match="client 99 is not of this federation"):
+        attack(run, "analytic", who=["eavesdropper", 99])
+
+
+def test_an_eavesdropper_under_secure_aggregation_gets_what_models_show(tmp_path: Path) -> None:
+    tables = {"secure_aggregation": {"groups": 2, "clip": 4.0}, **TINY}
+    run = run_serial(make_tiny_config(model={"hidden": [64]}, **tables), tmp_path / "run")
+    assert attack(run, "analytic", who="eavesdropper") == []
+    assert attack(run, "analytic", who="outsider") == []
+    by_who = group_psnr(run)
+    eavesdropper, outsider = by_who['{"adversary.who": "eavesdropper"}'], by_who['{"adversary.who": "outsider"}']
+    assert list(eavesdropper.examples) == [16]  # of all, in spite of the two groups whose sums the server sees
+    assert list(eavesdropper.value) == list(outsider.value)
+    assert "Uploads are masked, and say nothing." in write_report(run, None, []).read_text()
+    with pytest.raises(ConfigError, match="num_examples and client_ids are withheld"):
+        attack(run, "analytic", who="eavesdropper", knowledge={"num_examples": False})
+    with pytest.raises(KnowledgeError, match="uploads are masked, and models show an eavesdropper"):
+        attack(run, "linkability", who="eavesdropper")
+
+
 def test_attacks_on_single_clients_are_refused_where_sums_are_seen(run: OpenRun) -> None:
     with pytest.raises(KnowledgeError, match="models show others than the server the sum over all clients"):
         attack(run, "linkability", who=[0])
@@ -90,6 +137,10 @@ def test_a_server_with_momentum_is_refused_before_any_attack(tmp_path: Path) -> 
         ({"adversary": {"who": [1, 1]}}, "expected the ids of colluding clients, each once"),
         ({"adversary": {"who": [7]}}, "adversary.who"),
         ({"adversary": {"who": "clients"}}, "adversary.who"),
+        ({"adversary": {"who": ["eavesdropper"]}}, "expected the ids of clients whose links are heard, each once"),
+        ({"adversary": {"who": ["eavesdropper", "eavesdropper", 1]}}, "expected one party besides clients"),
+        ({"adversary": {"who": ["eavesdropper", 9]}}, "adversary.who"),
+        ({"adversary": {"who": "eavesdropper", "when": "in-round"}, "secure_aggregation": {}}, "masked vectors"),
         ({"adversary": {"who": [1], "when": "in-round"}}, "take when = 'at-end'"),
         ({"adversary": {"who": [1]}, "recording": {"clients": [0, 1]}}, "recording.clients"),
         ({"adversary": {"who": [1, 2], "victims": [0, 2]}}, "client 2 is among those who attack"),

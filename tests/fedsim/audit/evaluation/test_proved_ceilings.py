@@ -134,6 +134,8 @@ def test_noise_that_a_trusted_server_adds_is_no_ceiling_for_the_server() -> None
     central = [_ledger_row(number, trusted="server", defense="central_privacy", noise_scale=9.0) for number in (1, 2)]
     reason = find_trade_off(central, [0], 2)
     assert reason == "central_privacy holds for those who see the models alone, and this adversary is the server"
+    # On a link nothing is added yet.
+    assert "is an eavesdropper on all links" in str(find_trade_off(central, [0], 2, "eavesdropper"))
     curve = find_trade_off([*central, _ledger_row(1)], [0], 2)
     expected = compute_trade_off([Mechanism(scale=4.0, releases=2)])
     assert isinstance(curve, TradeOff)
@@ -146,6 +148,7 @@ def test_clients_who_attack_know_their_shares_of_noise() -> None:
     reason = find_trade_off(ledger, [0], 1, [3])
     assert reason == "clients that attack know their own shares of the noise, which does not count for them"
     assert isinstance(find_trade_off(ledger, [0], 1, "outsider"), TradeOff)
+    assert isinstance(find_trade_off(ledger, [0], 1, ["eavesdropper", 0]), TradeOff)  # it has no share
     assert isinstance(find_trade_off(ledger, [0], 1), TradeOff)
 
 
