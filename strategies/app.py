@@ -49,6 +49,7 @@ from fedsim.training.loop import evaluate, evaluate_constant
 from fedsim.training.settings import LocalTraining
 from strategies.central_privacy import CentrallyPrivate
 from strategies.checkpoint import Checkpoint, unsavable_attributes
+from strategies.colluder_recorder import ColluderRecorder
 from strategies.curious import Curious
 from strategies.repeated_rounds import RepeatedRound
 from strategies.reply_checks import check_replies
@@ -134,6 +135,7 @@ def federate(experiment: Experiment, folder: OpenRun, grid: Grid, *, resume: boo
     recorder = Recorder(folder.transcript, plan, resume, recording.fsync, folder.manifest, recipe)
     honest = CentrallyPrivate.wrap(experiment.new_strategy(), experiment)
     strategy = Curious(honest, recorder, average_from=_AVERAGE_FROM_BYTES)
+    colluders = ColluderRecorder.from_experiment(experiment, folder, resume=resume)
     fresh, unsavable = unsavable_attributes(strategy.strategy), list[str]()
     folder.note_data(experiment.data.sha256)
 
@@ -170,7 +172,9 @@ def federate(experiment: Experiment, folder: OpenRun, grid: Grid, *, resume: boo
             report_progress("rounds", number - 1, config.federation.rounds)
             has_memory = bool(client_state.states)
             repeated = repeated_rounds.get(number)
-            arrays, round_rows = _run_round(experiment, strategy, client_grid, number, arrays, ledger, folder, repeated)
+            arrays, round_rows = _run_round(
+                experiment, strategy, client_grid, number, arrays, ledger, folder, repeated, colluders
+            )
             if recipe_check is not None:
                 recipe_check.check_round(number, has_memory=has_memory)
 
@@ -282,6 +286,7 @@ def _run_round(
     ledger: Ledger,
     folder: OpenRun,
     repeated: RepeatedRound | None,
+    colluders: ColluderRecorder | None,
 ) -> tuple[ArrayRecord, list[dict[str, Any]]]:
     """Train and evaluate one round; return the global model after it, and rows of metrics."""
     start_time = time.monotonic()
@@ -295,7 +300,7 @@ def _run_round(
 
         # Replies stream through: check each, log failures, sum groups under secure aggregation.
         failed: set[int] = set()
-        protocol = SecureSum.from_experiment(experiment)
+        protocol = SecureSum.from_experiment(experiment, colluders)
         answers = track(grid.send_and_receive(messages, timeout=federation.timeout), "clients", len(messages))
         valid_replies = check_replies(answers, messages, experiment.model, grid.client_state, protocol)
         replies: Iterable[Message] = valid_replies

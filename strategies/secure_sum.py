@@ -53,7 +53,8 @@ from fedsim.federation.engines.arrays import make_record, read_state
 from fedsim.federation.secure_aggregation import MODULUS, group_sizes
 from fedsim.privacy.distributed import DistributedPrivacy
 from fedsim.recording.payloads import Dense, Form, Kind, Payload
-from fedsim.recording.wire_format import non_finite_names
+from fedsim.recording.wire_format import Update, non_finite_names
+from strategies.colluder_recorder import ColluderRecorder
 from strategies.lone_numbers import LoneNumbers
 from strategies.message_content import GROUP_RECORD, MEMBERS_KEY
 from strategies.secure_aggregation import weighted_mean
@@ -74,21 +75,24 @@ class SecureSum:
         largest: N_max.
         seed: seed of the run.
         privacy: the noise of which each client adds a share; None for none.
+        colluders: gets what colluding clients add; None where it is not kept.
     """
 
     table: SecureAggregationTable
     largest: int
     seed: int
     privacy: DistributedPrivacy | None = None
+    colluders: ColluderRecorder | None = None
 
     @classmethod
-    def from_experiment(cls, experiment: Experiment) -> SecureSum | None:
+    def from_experiment(cls, experiment: Experiment, colluders: ColluderRecorder | None = None) -> SecureSum | None:
         """Return the protocol of `experiment`; None where clients send their updates in clear."""
         table = experiment.config.secure_aggregation
         if table is None:
             return None
         largest = max(experiment.reported_counts)
-        return cls(table=table, largest=largest, seed=experiment.seed, privacy=experiment.distributed_privacy)
+        privacy = experiment.distributed_privacy
+        return cls(table=table, largest=largest, seed=experiment.seed, privacy=privacy, colluders=colluders)
 
     def draw_groups(self, clients: Iterable[int], number: int) -> list[list[int]]:
         """Return the groups of round `number`, each ascending; the server can draw them, too.
@@ -139,6 +143,8 @@ class SecureSum:
             group.num_waiting -= 1
             if not group.num_waiting:
                 yield from group.close(message_to, number)
+        if self.colluders is not None:
+            self.colluders.write(number)
         self._warn_of_clipping(groups, number)
         self._warn_of_lone_numbers(groups, number)
 
@@ -242,6 +248,13 @@ class _Group:
             update, count = clip_update(update, self.protocol.privacy.clip), self.protocol.largest
         integers = self.protocol.quantise(update, count, number, client)
         addends = [np.asarray(array).astype(np.uint32) for array in integers]
+        if self.protocol.colluders is not None and client in self.protocol.colluders.clients and integers[0]:
+            # Who colludes knows its integers, so that rounding and noise of its own are no protection from it.
+            contribution = Payload(self._dense_tensors(self.protocol.mean_update(addends, 1)))
+            before, examples = read_state(*asked.array_records.values()), reported_examples(reply)
+            self.protocol.colluders.keep(
+                Update(round=number, client=client, before=before, payload=contribution, num_examples=examples)
+            )
         if self.total:
             for array, addend in zip(self.total, addends, strict=True):
                 array += addend
@@ -283,15 +296,20 @@ class _Group:
                 yield Message(Error(code=_LOST_SUM, reason=reason), reply_to=message_to[client])
             return
         mean = self.protocol.mean_update(total, len(self.survivors))
-        tensors: dict[str, tuple[Kind, Form]] = {}
-        for (name, (kind, dtype)), values in zip(self.forms.items(), mean, strict=True):
-            tensors[name] = (kind, Dense(torch.from_numpy(np.asarray(values)).to(dtype)))
+        tensors = self._dense_tensors(mean)
         content: dict[str, Any] = {
             "arrays": make_record(Payload(tensors).arrays()),
             "metrics": MetricRecord({"num-examples": self.num_examples}),
             GROUP_RECORD: ConfigRecord({MEMBERS_KEY: sorted(self.survivors)}),
         }
         yield Message(RecordDict(content), reply_to=message_to[min(self.survivors)])
+
+    def _dense_tensors(self, mean: Iterable[NDArray[Any]]) -> dict[str, tuple[Kind, Form]]:
+        """Return the arrays of a mean by name, in the kinds and types in which clients send them."""
+        tensors: dict[str, tuple[Kind, Form]] = {}
+        for (name, (kind, dtype)), values in zip(self.forms.items(), mean, strict=True):
+            tensors[name] = (kind, Dense(torch.from_numpy(np.asarray(values)).to(dtype)))
+        return tensors
 
 
 def clip_update(update: Mapping[str, NDArray[Any]], clip: float) -> dict[str, NDArray[np.float64]]:

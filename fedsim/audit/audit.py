@@ -293,7 +293,8 @@ class Audit:
                 f"{attack.title} does not apply: a feature party sees its own messages alone, and this attack is on "
                 "what others hold or sent; leave out who"
             )
-        shows_sums_alone = self.spec.adversary.role.reads_messages and self.case.shows_sums_alone
+        role = self.spec.adversary.role
+        shows_sums_alone = role.reads_messages and not role.colluders and self.case.shows_sums_alone
         # How many others take part is known as soon as a round is recorded.
         if who not in ("server", "feature-party") and self.folder.transcript.is_dir():
             shows_sums_alone = shows_sums(self.transcript)

@@ -9,9 +9,10 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from fedsim.audit.evaluation.case import Case
-from fedsim.base.errors import AttackError, ConfigError, join_first
+from fedsim.base.errors import AttackError, ConfigError, RunError, join_first
 from fedsim.federation.config import AdversaryTable
 from fedsim.recording.adversary_role import AdversaryRole, Who, find_error_in_who
+from fedsim.recording.collusion import CollusionTranscript
 from fedsim.recording.message_format import MessageFormat
 from fedsim.recording.observed import FinalModel, ObservedTranscript
 from fedsim.recording.sealed import read_seal, read_sealed_file
@@ -40,23 +41,59 @@ def observe_run(folder: OpenRun, case: Case, adversary: AdversaryTable, message_
         RunError: the model after the last round is damaged.
     """
     recording, role = folder.recording.in_format(message_format), adversary.role
-    if role.party in ("server", "feature-party"):  # a party's own messages are all that such an attack reads
-        return recording
+    if role.party in ("server", "feature-party") and not role.colluders:
+        return recording  # a party's own messages are all that such an attack reads
     _check_clients_exist(recording, case, role)
     if role.party == "eavesdropper" and not (case.shows_sums_alone or shows_sums(recording)):
         return _hear_links(recording, role) if role.links else recording
     if not (adversary.knowledge.num_examples and adversary.knowledge.client_ids):
         raise ConfigError(
-            "adversary.knowledge: num_examples and client_ids are withheld from who reads messages; under secure "
-            "aggregation an eavesdropper sees sums over all clients, and is taken to know of how many examples; leave "
-            "them out"
+            f"adversary.knowledge: num_examples and client_ids are withheld; under secure aggregation {role} "
+            "computes with sums, and is taken to know whose they are and of how many examples; leave them out"
         )
     if message_format.changes_updates:
         raise ConfigError(
             "adversary.who: which part of the messages is the model is said by [app], and others than the server are "
             "known to see whole models alone; leave out those keys of [app], or attack as the server"
         )
+    if role.party == "server":
+        experiment = case.experiment
+        weigh_alike = experiment is not None and experiment.distributed_privacy is not None
+        return CollusionTranscript(recording, _open_own_updates(folder, case, role), role, weigh_alike=weigh_alike)
     return ObservedTranscript(recording, role, read_final_model(folder, recording), case.count_equal_clients(role))
+
+
+def _open_own_updates(folder: OpenRun, case: Case, role: AdversaryRole) -> Transcript:
+    """Return what the run kept of colluding clients, each file as it was written.
+
+    Raises:
+        ConfigError: it kept nothing of one of them, or the server sees single updates anyway.
+        RunError: a file is not what the run wrote.
+    """
+    experiment = case.experiment
+    if experiment is None:
+        raise ConfigError(
+            "adversary.who: of a recording made elsewhere nobody kept what colluding clients added to sums; take who = "
+            "'server', or these clients alone"
+        )
+    if not case.shows_sums_alone:
+        raise ConfigError(
+            "adversary.who: without secure aggregation the server sees the update of each client, to which colluding "
+            "clients add nothing; take who = 'server'"
+        )
+    kept = experiment.config.recording.colluders or []
+    if missing := sorted(set(role.colluders) - set(kept)):
+        raise ConfigError(
+            f"adversary.who: this run did not keep what client {missing[0]} added to sums; run it again with "
+            f"recording.colluders = {sorted({*kept, *role.colluders})}"
+        )
+    paths = sorted(folder.colluders.glob("round-*.safetensors"))
+    if not paths:
+        raise ConfigError("adversary.who: in no recorded round any of these clients added to a sum; name others")
+    for path in paths:
+        if folder.manifest.contents is not None and not folder.manifest.vouches_for(path):
+            raise RunError(f"{path}: is not what this run wrote; put it back, or begin again")
+    return Transcript(folder.colluders)
 
 
 def _hear_links(recording: Transcript, role: AdversaryRole) -> Transcript:

@@ -100,7 +100,10 @@ class ObservedClients:
 def explain_group_refusal(attack: Attack, who: str | Sequence[int | str] = "server") -> str:
     """Explain why `attack` of `who` is not made on sums over groups."""
     source, cause = "", "under secure aggregation the server sees sums over groups"
-    if AdversaryRole.parse(who).party == "eavesdropper":
+    role = AdversaryRole.parse(who)
+    if role.party == "server" and role.colluders:
+        cause = "what colluding clients leave of sums is still of several clients"
+    elif role.party == "eavesdropper":
         cause = "under secure aggregation uploads are masked, and models show an eavesdropper the sum over all clients"
     elif who != "server":
         cause = "models show others than the server the sum over all clients"

@@ -28,6 +28,10 @@ _SUMS_OF_OTHERS = (
     "From the models before and after a round, and what they sent themselves, they computed the sum of what all others "
     "sent; that they knew how many examples these hold was assumed."
 )
+_SUMS_WITHOUT_COLLUDERS = (
+    "Where the server was among them, it took away from the sums that it unmasked under secure aggregation what these "
+    "clients had added."
+)
 _EACH_MODEL = (
     "Attacks were made by somebody who gets the model of each round, and so sees the sum of what all clients sent in "
     "it, under central privacy clipped and with noise; which is more than the last model tells."
@@ -92,6 +96,12 @@ def list_observers(findings: Iterable[Mapping[str, Any]], *, holds_sums: bool) -
     is_attacked = "server" in attackers
     # Clients that attacked: one alone, or several together.
     numbers = {len(role.clients) for role in roles if role.party == "clients"}
+    remarks_on_colluders = []
+    if max(numbers, default=0) > 1:
+        remarks_on_colluders.append(_SUMS_OF_OTHERS)
+    has_server = any(role.party == "server" and role.colluders for role in roles)
+    remarks_on_colluders.append(_SUMS_WITHOUT_COLLUDERS if has_server else "The server was not among them.")
+    are_colluders_examined = has_server or max(numbers, default=0) > 1
     hears_links = any(role.party == "eavesdropper" for role in roles)
     server_remark = (
         "It follows the protocol and only reads. A server that alters the model or the protocol to learn more was not "
@@ -113,8 +123,8 @@ def list_observers(findings: Iterable[Mapping[str, Any]], *, holds_sums: bool) -
         ObservingParty(
             who="Colluders: clients together, or clients with the server",
             sees="all that each of them sees",
-            is_examined=max(numbers, default=0) > 1,
-            remark=f"{_SUMS_OF_OTHERS} The server was not among them." if max(numbers, default=0) > 1 else _NOT_TRIED,
+            is_examined=are_colluders_examined,
+            remark=" ".join(remarks_on_colluders) if are_colluders_examined else _NOT_TRIED,
         ),
         ObservingParty(
             who="An outsider on the network",

@@ -436,6 +436,12 @@ class RecordingTable(Table):
         default=None, description="Recorded rounds; by default all, see `every`; `[]` records nothing."
     )
     clients: list[int] | None = Field(default=None, description="Ids of the recorded clients; by default all.")
+    colluders: list[int] | None = Field(
+        default=None,
+        description="Ids of clients of which the run keeps what they add to secure sums, in `RUN/colluders`, for a "
+        'server that colludes with them (`adversary.who = ["server", 3]`); by default nothing of a single client is '
+        "kept.",
+    )
     every: int = Field(default=1, ge=1, description="Every k-th of these rounds is recorded, beginning with the first.")
     keep: Literal["updates", "recipe"] = Field(
         default="updates",
@@ -501,8 +507,9 @@ class AdversaryTable(Table):
         default="server",
         description="Who attacks: the server; an `outsider` who gets each model; an `eavesdropper` who hears links "
         'that are not encrypted, all or, as `["eavesdropper", 3]`, those of these clients; in split learning a '
-        "`feature-party`, which sees its own messages and attacks the labels; or these clients, as `[3, 7]`, which "
-        "pool the models that they are sent and their own updates, see "
+        "`feature-party`, which sees its own messages and attacks the labels; these clients, as `[3, 7]`, which "
+        'pool the models that they are sent and their own updates; or, as `["server", 3, 7]`, a server that colludes '
+        "with them under secure aggregation, see "
         "[Threat models](../explanation/threat-models.md).",
     )
     workers: int | None = Field(
@@ -691,6 +698,7 @@ class Config(AttackFile):
         for where, chosen, count, noun in (
             ("adversary.victims", self.adversary.victims, clients, "clients"),
             ("recording.clients", self.recording.clients, clients, "clients"),
+            ("recording.colluders", self.recording.colluders, clients, "clients"),
             ("adversary.rounds", self.adversary.rounds, rounds, "rounds"),
             ("adversary.who", list(self.adversary.role.clients) or None, clients, "clients"),
             ("recording.rounds", self.recording.rounds, rounds, "rounds"),
@@ -699,6 +707,7 @@ class Config(AttackFile):
                 check_choice(where, chosen, count, noun)
         if self.recording.rounds == [] and self.attack and self.adversary.when != "never":
             raise ValueError("recording.rounds: nothing is recorded, so there is nothing to attack; name rounds")
+        self._check_colluders()
         if not self.adversary.role.reads_messages and self.recording.clients is not None:
             raise ValueError(
                 "recording.clients: whoever sees models sees the sum over all clients, of whom some would not be "
@@ -732,6 +741,29 @@ class Config(AttackFile):
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name}: a federation has its own; [{name}] belongs in an attack file")
         return self
+
+    def _check_colluders(self) -> None:
+        """Raise ValueError where clients that attack learn nothing, or what they know would not be there."""
+        role, kept = self.adversary.role, self.recording.colluders
+        if len(role.colluders) == self.federation.clients:
+            raise ValueError("adversary.who: all clients attack, so that nobody is left to be attacked; name fewer")
+        if kept is not None and self.secure_aggregation is None:
+            raise ValueError(
+                "recording.colluders: without [secure_aggregation] the server sees, and the recording has, the update "
+                "of each client; leave it out"
+            )
+        if role.party != "server" or not role.colluders:
+            return
+        if self.secure_aggregation is None:
+            raise ValueError(
+                "adversary.who: without [secure_aggregation] the server sees the update of each client, to which "
+                "colluding clients add nothing; take who = 'server'"
+            )
+        if missing := sorted(set(role.colluders) - set(kept or ())):
+            raise ValueError(
+                f"adversary.who: the run would not keep what client {missing[0]} adds to sums; set "
+                f"recording.colluders = {sorted(set(role.colluders) | set(kept or ()))}"
+            )
 
     def _check_canaries(self, chosen: list[int] | None) -> None:
         """Raise ValueError where the server would not see the canaries."""

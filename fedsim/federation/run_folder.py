@@ -21,6 +21,7 @@ _RUN_FILES = (
     "score-inputs.json",
     "refused.csv", "failed.csv", "empirical-epsilon.csv", "checkpoint.safetensors", "report.html", "geometry.csv",
     "geometry-ratios.png", "geometry-cosines.png", "transcript/round-*.safetensors", "messages/exchange-*.safetensors",
+    "colluders/round-*.safetensors",
     "findings/*/*.safetensors", "findings/*/*.png", "tensorboard/*/events.out.tfevents.*",
     "states/*.safetensors", "states/manifest.json", "optima/*/client-*.safetensors", "deployment/*",
     "dossier.html", "dossier.json", "dossier.junit.xml",
@@ -54,6 +55,11 @@ class RunFolder:
         if not folder.is_dir() and any(self.path.glob("round-*.safetensors")):
             return self.path
         return folder
+
+    @property
+    def colluders(self) -> Path:
+        """Return the folder of what colluding clients added to secure sums, where that is kept."""
+        return self.path / "colluders"
 
     @property
     def findings(self) -> Path:

@@ -10,10 +10,10 @@ from fedsim.base.errors import join_first
 
 PartyName = Literal["server", "outsider", "eavesdropper", "feature-party"]
 """A party that attacks; the feature party is that of split learning, whose messages are read."""
-CompanyName = Literal["eavesdropper"]
-"""A party that may stand before ids of clients: an eavesdropper on their links."""
+CompanyName = Literal["server", "eavesdropper"]
+"""A party that may stand before ids of clients: a server that colludes with them, an eavesdropper on their links."""
 Who = PartyName | list[int | CompanyName]
-"""Value of `adversary.who`: a party, clients together, or an eavesdropper and the clients whose links it hears."""
+"""Value of `adversary.who`: a party, clients together, or a party and clients, see `CompanyName`."""
 _MAX_CLIENTS = 10
 
 
@@ -23,7 +23,8 @@ class AdversaryRole:
 
     Attributes:
         party: a party, or `clients` where clients attack without one.
-        clients: those who attack, or whose links an eavesdropper hears; empty where it hears all.
+        clients: those who attack, alone or with the server, or whose links an eavesdropper hears; empty where it hears
+            all.
     """
 
     party: PartyName | Literal["clients"]
@@ -79,7 +80,7 @@ class AdversaryRole:
             if not self.clients:
                 return "an eavesdropper on all links"
             return f"an eavesdropper on the link{'s' if len(self.clients) > 1 else ''} of {names}"
-        return _PARTIES[self.party]
+        return f"{_PARTIES[self.party]} with {names}" if self.clients else _PARTIES[self.party]
 
 
 _PARTIES = {
@@ -100,6 +101,6 @@ def find_error_in_who(who: str | Sequence[int | str]) -> str:
     clients = [item for item in who if not isinstance(item, str)]
     parties = len(who) - len(clients)
     if not clients or min(clients) < 0 or len(set(clients)) < len(clients):
-        of_whom = "clients whose links are heard" if parties else "colluding clients"
+        of_whom = "clients whose links are heard" if "eavesdropper" in who else "colluding clients"
         return f"expected the ids of {of_whom}, each once, got {list(who)}"
     return f"expected one party besides clients, got {list(who)}" if parties > 1 else ""

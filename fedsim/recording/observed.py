@@ -15,18 +15,16 @@ import hashlib
 import json
 import math
 from collections.abc import Container, Iterable, Mapping
-from copy import copy
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedsim.base.errors import ConfigError, TranscriptError
+from fedsim.base.errors import ConfigError
 from fedsim.recording.adversary_role import AdversaryRole
+from fedsim.recording.computed import ComputedTranscript
 from fedsim.recording.header import FORMAT_VERSION, Header, Reply
 from fedsim.recording.payloads import Dense, Form, Kind, Payload, State
-from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import Update
 
@@ -54,7 +52,7 @@ class FinalModel:
     sha256: str
 
 
-class ObservedTranscript(Transcript):
+class ObservedTranscript(ComputedTranscript):
     """Recording as those see it who get models: one sum a round, over all but the colluding clients.
 
     It has the rounds of which they see the models before and after: an outsider all, a client, or an
@@ -76,62 +74,10 @@ class ObservedTranscript(Transcript):
     def __init__(
         self, recording: Transcript, role: AdversaryRole, final: FinalModel | None, equal_clients: float | None = None
     ) -> None:
-        super().__init__(recording.folder, message_format=recording.message_format)
-        self._recording = recording
-        self._role = role
+        super().__init__(recording, role)
         self._final = final
         self.equal_clients = equal_clients
-        reasons = {number: self._find_hindrance(number) for number in recording.rounds}
-        self._paths = {number: recording.round_path(number) for number, reason in reasons.items() if not reason}
-        if not self._paths:
-            listing = "; ".join(f"round {number}: {reason}" for number, reason in list(reasons.items())[:3])
-            raise ConfigError(f"adversary.who: no round of this run shows {role} any update ({listing})")
-
-    def __repr__(self) -> str:
-        return f"ObservedTranscript({self._recording!r}, {self._role!r})"
-
-    def restrict_to(self, rounds: Iterable[int]) -> Transcript:
-        """Return a transcript of only the messages of `rounds`, without protocol facts."""
-        transcript = copy(self)
-        transcript._paths = {number: self._paths[number] for number in sorted(set(rounds))}
-        transcript._shows_facts = False
-        return transcript
-
-    def copy_to(self, folder: Path) -> None:
-        """Write what is seen as a recording of its own into `folder`; see `Transcript.copy_to`."""
-        folder.mkdir(parents=True)
-        for number in self._paths:
-            updates = [self.update(number, client) for client in self.clients(number)]
-            Recorder(folder, resume=True).write(number, updates, config=self.header(number).config)
-
-    def header(self, number: int) -> Header:
-        """Return the header of a round with one reply, the sum over all who do not collude.
-
-        Raises:
-            TranscriptError: the round is not seen, or is damaged.
-        """
-        self._check_is_seen(number)
-        if number not in self._headers:
-            self._headers[number] = self._make_header(number)
-        header = self._headers[number]
-        return header if self._shows_facts else replace(header, config={})
-
-    def _recorded_header(self, number: int) -> Header:
-        return self.header(number)
-
-    def sha256(self, number: int) -> str:
-        """Return a SHA-256 of the round as it is seen."""
-        return hashlib.sha256(self.header(number).to_text().encode()).hexdigest()
-
-    def verify(self, number: int) -> None:
-        """Check all that the round is computed from."""
-        for client in self.clients(number):
-            self.recorded_update(number, client)
-
-    def upload_sizes(self, number: int) -> dict[int, int]:
-        """Return nothing: who sees models alone does not see what clients send."""
-        self._check_is_seen(number)
-        return {}
+        self._choose_rounds()
 
     def broadcast(self, round: int, client: int, message: int = 1) -> State:
         """Return the verified w_t of the round."""
@@ -201,13 +147,7 @@ class ObservedTranscript(Transcript):
                 total += (torch.finfo(tensor.dtype).eps * float(tensor.double().norm()) / scale) ** 2
         return math.sqrt(total) * _count_examples(self._recording.header(number).replies) / rest_examples
 
-    def _check_is_seen(self, number: int) -> None:
-        if number not in self._paths:
-            reason = self._find_hindrance(number) if number in self._recording.rounds else "it is not recorded"
-            raise TranscriptError(f"round {number}: shows {self._role} no update ({reason})")
-
     def _find_hindrance(self, number: int) -> str:
-        """Say why a round is not seen; empty where it is."""
         header = self._recording.header(number)
         senders = {client for reply in header.replies for client in reply.senders}
         if not senders:

@@ -15,6 +15,7 @@ from fedsim.dossier.parties import list_observers
         ("server", "The server"),
         ([3], "Another client"),
         ([3, 7], "Colluders: clients together, or clients with the server"),
+        (["server", 3], "Colluders: clients together, or clients with the server"),
         (["eavesdropper", 3], "An outsider on the network"),
     ],
 )
