@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +47,24 @@ class App:
     loader: str = "load_data"
     adversary: str = ""
     refused: str = ""
+
+    def describe_attack(self) -> str:
+        """Return the attack file, without what clients held."""
+        model = self.model if self.model.startswith("said") else f"{self.package}.{self.model}"
+        knowledge = [
+            f"model = {json.dumps(model) if self.model else 'false'}",
+            f"input_shape = {list(self.shape)}",
+            f"value_range = {list(self.ends)}",
+            *([f"num_classes = {self.classes}"] if self.classes else []),
+            self.knowledge,
+        ]
+        tables = {
+            "[adversary]": self.adversary,
+            "[adversary.knowledge]": "\n".join(knowledge),
+            "[app]": self.app,
+            "[[attack]]": self.attack,
+        }
+        return "\n".join(f"{title}\n{lines}" for title, lines in tables.items())
 
 
 MNIST = (-0.1307 / 0.3081, (1 - 0.1307) / 0.3081)
@@ -131,7 +150,7 @@ TREES: dict[str, Any] = {
 APPS = {
     "quickstart-pytorch": App("pytorchexample"),
     "advanced-pytorch": App("pytorch_example", (1, 28, 28), MNIST, settings={"fraction-train": 1.0}),
-    "opacus": App("opacus_fl"),
+    "opacus": App("opacus_fl", app="defended = true"),
     "custom-mods": App("custom_mods"),
     "federated-vae": App(
         "fedvaeexample",
@@ -150,9 +169,7 @@ APPS = {
         app=f'outputs = "said_by_auditor:logit"\nnum_examples = {TRAINED_ON}',
         code=PROBABILITY,
     ),
-    "quickstart-sklearn": App(
-        "sklearnexample", (4,), (-4.0, 4.0), 3, "said_by_auditor:make", app='dtype = "float64"', code=TWIN
-    ),
+    "quickstart-sklearn": App("sklearnexample", (4,), (-4.0, 4.0), 3, "said_by_auditor:make", code=TWIN),
     "quickstart-pytorch-lightning": App(
         "pytorchlightning_example",
         (1, 28, 28),

@@ -109,16 +109,9 @@ def started(name: str, work: Path, *more: str) -> subprocess.CompletedProcess[st
 def attacked(app: App, work: Path, client: int | str) -> str:
     """The attack on the first update, and its score beside the floor, or the sentence with which it is refused."""
     (work / "said_by_auditor.py").write_text(textwrap.dedent(app.code))
-    model = app.model if app.model.startswith("said") else f"{app.package}.{app.model}"
-    model = f'"{model}"' if app.model else "false"
     truths = [f'{client} = "truth.safetensors"'] if (work / "truth.safetensors").exists() else []
     truths += ['public = "public.safetensors"'] if (work / "public.safetensors").exists() else []
-    classes = f"num_classes = {app.classes}" if app.classes else ""
-    (work / "attack.toml").write_text(
-        f"[adversary]\n{app.adversary}\n[adversary.knowledge]\nmodel = {model}\ninput_shape = {list(app.shape)}\n"
-        f"value_range = {list(app.ends)}\n"
-        f"{classes}\n{app.knowledge}\n[app]\n{app.app}\n[[attack]]\n{app.attack}\n" + "\n".join(["[truth]", *truths])
-    )
+    (work / "attack.toml").write_text("\n".join([app.describe_attack(), "[truth]", *truths]))
     command = [
         str(Path(sys.executable).with_name("fedsim")),
         "attack",

@@ -139,7 +139,12 @@ class Audit:
         defenses = []
         if self.spec.adversary.knowledge.defenses is True:
             defenses = read_app_defenses(self.folder.app, trust=self.trust)
-        return ForeignRecording(files, columns=columns if isinstance(columns, list) else (), defenses=tuple(defenses))
+        return ForeignRecording(
+            files,
+            columns=columns if isinstance(columns, list) else (),
+            defenses=tuple(defenses),
+            is_defended=self.spec.app.defended,
+        )
 
     @cached_property
     def attacks(self) -> TitledAttacks:

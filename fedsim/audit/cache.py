@@ -126,7 +126,7 @@ class FindingCache:
 
     @property
     def _message_settings(self) -> dict[str, Any]:
-        settings = self.app.model_dump(exclude_defaults=True) | self.withheld_messages
+        settings = self.app.model_dump(exclude={"defended"}, exclude_defaults=True) | self.withheld_messages
         return ({"app": settings} if settings else {}) | ({} if self.who == "server" else {"who": self.who})
 
     @property

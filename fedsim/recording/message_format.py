@@ -25,7 +25,7 @@ _OUTPUT_FIRST_AXES = {2: (1, 0), 3: (2, 1, 0), 4: (3, 2, 0, 1), 5: (4, 3, 0, 1, 
 """Number of dimensions to the permutation of axes `position ... input output` into PyTorch's."""
 _TENSOR_KEYS = {"replies", "prefix", "module", "names", "shapes", "transposed"}
 """Keys that change how the tensors of a message are read."""
-_MODEL_KEYS = {"messages", "broadcast_messages", "outputs", "frozen"}
+_MODEL_KEYS = {"messages", "broadcast_messages", "outputs", "frozen", "defended"}
 """Keys that change nothing about an update that was recorded."""
 
 
@@ -62,6 +62,8 @@ class MessageFormat(BaseModel):
             model is built with.
         private: parts of the model that stay with the clients, such as `head`; nobody sends them,
             and attacks do not know them.
+        defended: whether the app's clients defend themselves, as by noise, so that their true examples may
+            explain nothing of their messages; these are then scored all the same.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -81,6 +83,7 @@ class MessageFormat(BaseModel):
     outputs: str = ""
     frozen: bool = False
     private: list[str] = []
+    defended: bool = False
 
     @field_validator("num_examples")
     @classmethod

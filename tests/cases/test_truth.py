@@ -116,6 +116,27 @@ def test_a_defense_excuses_a_truth_that_explains_nothing_in_its_rounds_alone(
     assert ("nor does anybody else's" in caplog.text) == (not acts)
 
 
+@pytest.mark.usefixtures("a_module")
+@pytest.mark.parametrize("defended", [True, False])
+def test_a_truth_that_explains_nothing_is_scored_where_the_app_is_said_to_be_defended(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, defended: bool
+) -> None:
+    monkeypatch.setattr("fedsim.audit.evaluation.reconstructions._UNRELATED", 0.0)
+    folder = tmp_path / "others"
+    record_weights(folder)
+    files = describe_attack(folder, (2, 3))
+    before = open_audit(folder / "run", files, folder)
+    assert before.run() == []
+    assert not [row for row in before.score() if row["metric"] == "psnr"]
+    assert "say defended = true in [app]" in caplog.text
+    if defended:
+        files = describe_attack(folder, (2, 3), app={"defended": True})
+    after = open_audit(folder / "run", files, folder)
+    assert len(after.run()) == 0, "the attack is not made again"
+    assert bool([row for row in after.score() if row["metric"] == "psnr"]) == defended
+    assert ("it is scored, since the app is said to be defended" in caplog.text) == defended
+
+
 def test_numbers_that_public_rows_do_not_spread_are_right_where_they_are_exact() -> None:
     rows = torch.tensor([[0.25, 1.0, 0.0], [0.75, 0.0, 1.0]])
     for deviations in (torch.zeros(3), torch.full((3,), float("nan"))):

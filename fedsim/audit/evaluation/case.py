@@ -94,6 +94,11 @@ class Case(ABC):
 
     @property
     @abstractmethod
+    def is_defended(self) -> bool:
+        """Return whether the attack file says that clients defend themselves in ways that are not known."""
+
+    @property
+    @abstractmethod
     def shows_sums_alone(self) -> bool:
         """Return whether the server is known to see sums over groups alone."""
 

@@ -40,10 +40,12 @@ class ForeignRecording(Case):
     Attributes:
         columns: number of features of each column of a table; empty where the file states none.
         defenses: that fedsim put around the clients of an app that it ran; empty where it did not, or none are granted.
+        is_defended: whether the attack file says that the app's clients defend themselves.
     """
 
     columns: Sequence[int] = ()
     defenses: Sequence[Defense] = ()
+    is_defended: bool = False
     is_described_by_file = True
     experiment = None
     seed = 0

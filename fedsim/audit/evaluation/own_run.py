@@ -45,6 +45,7 @@ class OwnRun(Case):
     own_experiment: Experiment
 
     is_described_by_file = False
+    is_defended = False
 
     @property
     def experiment(self) -> Experiment:

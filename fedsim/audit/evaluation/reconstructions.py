@@ -111,9 +111,14 @@ def _truth_complaint(message: AttackedUpdate, about: FindingMetadata, context: E
     # Many local steps turn an update away from any gradient, and noise may leave nothing of it.
     if distance < _UNRELATED or context.knowledge.defenses_in(first_round(about)):
         return ""
+    complaint = f"{complaint}, nor does anybody else's"
+    if context.case.is_defended:
+        sentence = f"{complaint}; it is scored, since the app is said to be defended"
+        log.warning("%s, client %s: %s", about["attack"], victim, sentence)
+        return ""
     return (
-        f"{complaint}, nor does anybody else's; mend [truth], or what [app] and [adversary.knowledge] say of the "
-        "model, the loss and the messages"
+        f"{complaint}; mend [truth], or what [app] and [adversary.knowledge] say of the model, the loss and the "
+        "messages; if the app's own defense hides the data, say defended = true in [app]"
     )
 
 
