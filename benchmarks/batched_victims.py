@@ -14,7 +14,8 @@ iteration, with convolutions in groups and as products. Kernels are operations t
 counts once for each group, as cuDNN runs them. Bytes are those of what operations read and write.
 
 On a CPU, which attacks victims one by one, only the set-up of a call is measured, in processor time, with N = 2 so that
-reading, copies and checks count and not the passes, which an accelerator computes.
+reading, copies and checks count and not the passes, which an accelerator computes; and the kernels of it that one more
+victim starts.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import argparse
 import logging
 import math
 import time
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -46,6 +47,7 @@ from fedsim.inversion.problem import InputScaling, InversionProblem
 from fedsim.inversion.restart import objective_terms
 from fedsim.plugins import registry
 from fedsim.recording.transcript import Transcript
+from fedsim.training import convolution_products
 from fedsim.training.convolution_products import ConvolutionsAsProducts
 
 VICTIMS = NoiseVictims()
@@ -96,24 +98,28 @@ def measure_times(options: argparse.Namespace) -> list[Row]:
 def measure_set_up(options: argparse.Namespace) -> list[Row]:
     """Measure what comes before the first iteration of all victims; what is first of its kind is not counted."""
     victims, rows = NoiseVictims(count=2), []
-    with TemporaryDirectory() as room, patch.object(matching, "batching_pays", lambda device: True):
-        folder = Path(room) / "transcript"
-        victims.record_updates(max(options.victims), folder)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory())) / "transcript"
+        for owner, name in ((matching, "batching_pays"), (convolution_products, "products_pay")):
+            stack.enter_context(patch.object(owner, name, lambda device: True))
+        stack.enter_context(patch.object(matching, "run_round_robin", lambda turns: iter(())))
+        victims.record_updates(max(3, *options.victims), folder)
+
+        def set_up(attack: GradientInversion, count: int) -> float:
+            start = time.process_time()
+            assert not list(attack.run_several(victims.draw_targets(Transcript(folder), count)))
+            return time.process_time() - start
+
         for name, count in product(options.only, options.victims):
             attack = registry.build("attacks", name, {"iterations": 1}, name)
-            for counted in (1, count):
-                entries: list[Any] = []
-
-                def keep(self: GradientInversion, waiting: list[Any], entries: list[Any] = entries) -> list[Any]:
-                    entries += waiting
-                    return []
-
-                with patch.object(GradientInversion, "_run_waiting", keep):
-                    start = time.process_time()
-                    assert not list(attack.run_several(victims.draw_targets(Transcript(folder), counted)))
-                    seconds = time.process_time() - start
-                assert len(entries) == counted
-            rows.append({"attack": name, "victims": count, "set-up CPU s": seconds})
+            set_up(attack, 2)
+            seconds, counts = set_up(attack, count), []
+            for few in (2, 3):
+                with OperationCount() as operations:
+                    set_up(attack, few)
+                counts.append(operations.kernels)
+            figures = {"set-up CPU s": seconds, "kernels of a further victim": counts[1] - counts[0]}
+            rows.append({"attack": name, "victims": count, **figures})
     return rows
 
 

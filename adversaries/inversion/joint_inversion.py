@@ -16,11 +16,11 @@ from fedsim.interfaces.attack import Knowledge, Paper, Progress, RoundsNeeded, T
 from fedsim.interfaces.findings import Finding
 from fedsim.inversion.descent import Step
 from fedsim.inversion.distances import Cosine, Tensors
+from fedsim.inversion.inversion_task import InversionTask
 from fedsim.inversion.matching import GradientInversion
 from fedsim.inversion.priors import TotalVariation
 from fedsim.inversion.problem import OPTIMIZER_FACTS, InversionProblem, build_problem
 from fedsim.inversion.recipe import INPUT_MOMENTS, MEAN_GRADIENT_FACTS, Recipe, constant_schedule, step_decay_schedule
-from fedsim.inversion.restart import InversionTask
 from fedsim.inversion.update_models import FullBatchTraining
 from fedsim.recording.wire_format import Update
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, ClassVar
 
@@ -21,12 +20,13 @@ from fedsim.interfaces.attack import CLIENT, Attack, Knowledge, Paper, Progress,
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.inversion.descent import iterate_descent, run_to_end
 from fedsim.inversion.differentiability import check_differentiability
+from fedsim.inversion.inversion_task import InversionTask
 from fedsim.inversion.likelihoods import MessageLikelihood, with_known_noise
 from fedsim.inversion.matching import find_labels
 from fedsim.inversion.problem import OPTIMIZER_FACTS, InversionProblem, build_problem
 from fedsim.inversion.public_fits import fit_components, hash_records, hash_tensors, remember_fit
 from fedsim.inversion.recipe import INPUT_MOMENTS, MEAN_GRADIENT_FACTS, Recipe, cosine_schedule
-from fedsim.inversion.restart import InversionTask, Restart, dummy_data
+from fedsim.inversion.restart import Restart, dummy_data
 from fedsim.inversion.update_models import choose_training_model
 from fedsim.recording.wire_format import Update
 
@@ -157,9 +157,7 @@ class LearnedInversion(Attack):
         )
         restart = Restart(recipe, problem, tuple(start.shape), (), self.refinements, rng)
         target = likelihood.target(problem)
-        task = InversionTask(
-            recipe=recipe, problem=problem, target=target, restarts=[restart], precision_context=nullcontext
-        )
+        task = InversionTask(recipe=recipe, problem=problem, target=target, restarts=[restart])
 
         def distance_of(values: dict[str, Tensor]) -> Tensor:
             gradient = recipe.update_model.gradient(problem, values, values["dummy"], problem.labels)

@@ -15,13 +15,14 @@ from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Knowledge, Paper, Progress
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.inversion.descent import Step, iterate_descent
+from fedsim.inversion.inversion_task import InversionTask
 from fedsim.inversion.likelihoods import MessageLikelihood, draw_message, with_known_noise
 from fedsim.inversion.matching import GradientInversion, best_restart
 from fedsim.inversion.parametrisations import PublicComponents
 from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.public_fits import fit_components
 from fedsim.inversion.recipe import MEAN_GRADIENT_FACTS, Recipe, cosine_schedule
-from fedsim.inversion.restart import InversionTask, Restart, dummy_data, dummy_labels
+from fedsim.inversion.restart import Restart, dummy_data, dummy_labels
 from fedsim.inversion.update_models import (
     GradientAtBroadcast,
     UpdateModel,

@@ -16,8 +16,7 @@ from torch import Tensor
 from fedsim.base.errors import AttackError, FedsimError, first_line, is_device_failure
 from fedsim.interfaces.attack import warn
 from fedsim.inversion.problem import InversionProblem
-from fedsim.inversion.problem_tensors import problem_facts, problem_tensors, replace_tensors, tree_shapes
-from fedsim.inversion.public_fits import hash_records
+from fedsim.inversion.problem_tensors import problem_tensors, replace_tensors
 
 _TOLERANCE = 1e-3
 """Largest difference of the compiled objective from the traced function's, relative to its size (at
@@ -30,14 +29,14 @@ measured on small networks, 1e-7, and 4e-3 in bfloat16, which rounds otherwise w
 _Graph = Callable[..., list[Tensor]]
 """Compiled `evaluate_tensors`."""
 
-_cache: dict[Any, _Graph] = {}
-"""Graphs by what they were traced from. The numbers of an inversion problem become part of a graph;
+_cache: list[tuple[tuple[Any, ...], _Graph]] = []
+"""Graphs with the keys of what they were traced from. The numbers of an inversion problem become part of a graph;
 its tensors are arguments."""
 
 
 def compile_objective(
     evaluate: Callable[..., list[Tensor]],
-    key: tuple[str, ...],
+    key: tuple[Any, ...],
     problem: InversionProblem,
     target: list[Tensor],
     sample: tuple[dict[str, Tensor], tuple[Tensor, ...]],
@@ -52,7 +51,7 @@ def compile_objective(
     Args:
         evaluate: `(values, iteration_inputs, problem, target) -> tensors`, the objective first, without control flow
             that depends on values.
-        key: tells `evaluate` from other functions, such as the attack's settings.
+        key: all that decides what `evaluate` computes but the values of tensors, see `objective_key`.
         problem: whose numbers become constants of the graph, and what is fitted to its auxiliary records.
         target: what gradients are compared with.
         sample: values and iteration inputs to trace with.
@@ -89,23 +88,21 @@ def compile_objective(
 
     device = problem.labels.device
     arguments = (*sample, tensors, target)
-    cache_key = (
-        key,
-        repr(problem.model),
-        problem.loss,
-        problem_facts(problem),
-        # What is fitted to auxiliary records is a constant of the graph.
-        problem.auxiliary and hash_records(problem.auxiliary),
-        tree_shapes(arguments),
-    )
     try:
-        faithful = cache_key in _cache and is_faithful(_cache[cache_key])
-        if not faithful:  # new, or a model of the same `repr` that computes something else
+        # Models of the same `repr` may compute different things, so several graphs may have this key.
+        kept_graphs = [graph for kept_key, graph in _cache if kept_key == key]
+        run = next((graph for graph in kept_graphs if is_faithful(graph)), None)
+        faithful = run is not None
+        if run is None:
             graph = make_fx(evaluate_tensors)(*arguments)
-            run = _compile_to_cuda_graph(graph, is_faithful, problem.where) if uses_cuda_graphs(device) else None
-            _cache[cache_key] = run or torch.compile(graph, dynamic=False)
-            faithful = run is not None or is_faithful(_cache[cache_key])
-        run = _cache[cache_key]
+            if uses_cuda_graphs(device):
+                run = _compile_to_cuda_graph(graph, is_faithful, problem.where)
+            faithful = run is not None
+            if run is None:
+                run = torch.compile(graph, dynamic=False)
+                faithful = is_faithful(run)
+            if faithful:
+                _cache.append((key, run))
     except FedsimError:
         raise
     except Exception as error:
@@ -114,7 +111,6 @@ def compile_objective(
         raise AttackError(f"the model cannot be compiled ({first_line(error)}); set compile = false") from error
     if not faithful:
         graph_outputs, eager_outputs = outputs(run)
-        del _cache[cache_key]
         raise AttackError(
             f"the compiled objective is {graph_outputs[0].item():.6g} where the model gives "
             f"{eager_outputs[0].item():.6g}, or its gradients are off: its control flow depends on values, or the "

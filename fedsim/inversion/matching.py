@@ -33,12 +33,15 @@ from fedsim.interfaces.attack import (
 )
 from fedsim.interfaces.findings import Finding, Reconstruction
 from fedsim.inversion.batch_norm import copy_with_batch_statistics, used_batch_statistics
-from fedsim.inversion.batched_restarts import BatchEntry, batched_steps, batching_pays, fit_in_memory
+from fedsim.inversion.batched_call import BatchEntry
+from fedsim.inversion.batched_restarts import batched_steps, batching_pays, fit_in_memory
 from fedsim.inversion.compiled import compile_objective
 from fedsim.inversion.descent import Step, Trial, divergence_error, iterate_descent, run_to_end
-from fedsim.inversion.differentiability import check_differentiability, check_inputs
+from fedsim.inversion.differentiability import check_inputs
+from fedsim.inversion.inversion_task import InversionTask
 from fedsim.inversion.labels.updates import count_labels
 from fedsim.inversion.named_states import missing_part_error, running_statistic_names
+from fedsim.inversion.objective_key import objective_key
 from fedsim.inversion.problem import (
     OPTIMIZER_FACTS,
     InversionProblem,
@@ -48,17 +51,9 @@ from fedsim.inversion.problem import (
 )
 from fedsim.inversion.public_priors import PriorName, add_public_prior
 from fedsim.inversion.recipe import INPUT_MOMENTS, MEAN_GRADIENT_FACTS, Recipe
-from fedsim.inversion.restart import (
-    GradientNames,
-    InversionTask,
-    IterationInputs,
-    Restart,
-    dummy_data,
-    dummy_labels,
-    guess_unknown_parts,
-    objective_and_gradients,
-)
+from fedsim.inversion.restart import GradientNames, IterationInputs, Restart, objective_and_gradients
 from fedsim.inversion.round_robin import run_round_robin
+from fedsim.inversion.shared_setup import ModelCopies, ask_once
 from fedsim.recording.wire_format import Update
 from fedsim.training.settings import known_steps
 
@@ -207,13 +202,14 @@ class GradientInversion(Attack):
             yield from super()._run_several(orders)
             return
         waiting: list[tuple[VictimTask, BatchEntry]] = []
+        builders: dict[int, ModelCopies] = {}
         for order in orders:
             try:
                 with order.log_context():
                     target = order.target
-                    update = self._update(target)
-                    task = self._prepare_task(update, target.knowledge, target.rng, order.log_context)
-                    entry = self._batch_entry(task)
+                    update, knowledge = self._update(target), _share_model(target.knowledge, builders)
+                    task = self._prepare_task(update, knowledge, target.rng, order.log_context)
+                    entry = self._batch_entry(task, [waiting_entry for _, waiting_entry in waiting])
             except FAILURES as error:
                 yield order, error
                 continue
@@ -248,7 +244,7 @@ class GradientInversion(Attack):
         rng: torch.Generator,
         victim_context: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> InversionTask:
-        """Do all that comes before the first iteration."""
+        """Do all that comes before the first iteration, but for the check that the distance has a gradient."""
         problem = self._problem(update, knowledge)
         recipe = self._recipe(problem)
         if problem.has_unknown_part or knowledge.private_parts:
@@ -261,7 +257,11 @@ class GradientInversion(Attack):
         # Check the shapes of inputs and outputs.
         shape = (update.num_examples * recipe.epochs, *(knowledge.input_shape or ()))
         recipe = add_public_prior(recipe, problem, self.prior, self.prior_weight, self.components, shape[1:])
-        classes = check_inputs(problem, problem.before[0].new_zeros(shape)).shape[1:]
+
+        def find_output_shape() -> torch.Size:
+            return check_inputs(problem, problem.before[0].new_zeros(shape)).shape[1:]
+
+        classes = ask_once(f"outputs for {shape}", problem.model, knowledge, find_output_shape)
         # Prepare the labels.
         if any(defense.mixes for defense in problem.defenses):
             recipe, problem = _match_mixtures(recipe, problem, tuple(classes))
@@ -280,26 +280,15 @@ class GradientInversion(Attack):
             restart = Restart(recipe, problem, shape, tuple(classes), self.iterations, rng)
             restarts.append(restart)
             restart.consensus = restarts[0].consensus
-        target = recipe.distance.target(problem)
-
-        def distance_of(values: dict[str, Tensor]) -> Tensor:
-            labels = dummy_labels(recipe, problem, values)
-            guess = guess_unknown_parts(problem, values)
-            gradient = recipe.update_model.gradient(guess, values, values["dummy"], labels)
-            return recipe.distance(guess.apply_defenses(gradient), target)
-
-        start = restarts[0].values()
-        start["dummy"] = dummy_data(recipe, problem, start["dummy"]).detach()
-        check_differentiability(problem, start, dummy_labels(recipe, problem, start), distance_of)
         task = InversionTask(
             recipe=recipe,
             problem=problem,
-            target=target,
+            target=recipe.distance.target(problem),
             restarts=restarts,
-            precision_context=partial(self._precision_context, problem.labels.device),
+            half_precision=self.precision == "bfloat16",
             victim_context=victim_context,
         )
-        return task if self.precision == "float32" else _with_enough_precision(task)
+        return _with_enough_precision(task) if task.half_precision else task
 
     def _warn_of_mismatch(
         self, recipe: Recipe, problem: InversionProblem, update: Update, knowledge: Knowledge
@@ -334,11 +323,6 @@ class GradientInversion(Attack):
             labels = labels[torch.randperm(len(labels), generator=rng).to(labels.device)]
         return replace(problem, labels=torch.cat([labels] * recipe.epochs))
 
-    def _precision_context(self, device: torch.device) -> AbstractContextManager[object]:
-        if self.precision == "float32":
-            return nullcontext()
-        return torch.autocast(device.type, torch.bfloat16)
-
     # The descent.
 
     def _inversion_turns(
@@ -357,6 +341,8 @@ class GradientInversion(Attack):
             steps: of each restart, if they are computed in batches.
             progress: called after iterations.
         """
+        if steps is None:
+            task.check_gradient()
         pairs = zip(task.restarts, steps or self._restart_steps(task), strict=True)
         restarts_by_trial = {restart.make_trial(step): restart for restart, step in pairs}
         trials = list(restarts_by_trial)
@@ -373,14 +359,19 @@ class GradientInversion(Attack):
             raise divergence_error(trials, task.problem.where, "step_size")
         return [(restarts_by_trial[trial], trial) for trial in remaining]
 
-    def _batch_entry(self, task: InversionTask) -> BatchEntry | None:
-        """Return what batches the restarts with one another and with other victims', if it can."""
+    def _batch_entry(self, task: InversionTask, others: Sequence[BatchEntry] = ()) -> BatchEntry | None:
+        """Return what batches the restarts with one another and with other victims', if it can.
+
+        Args:
+            task: whose restarts these are.
+            others: victims before this one; what those know that are alike is not measured again.
+        """
         if self.compile or task.recipe.optimizer == "lbfgs":  # evaluates several times a step
             return None
         if not batching_pays(task.problem.labels.device):
             return None
         try:
-            return BatchEntry.from_task(task)
+            return BatchEntry.from_task(task, others)
         except torch.OutOfMemoryError:  # a batch takes more memory than convolutions of one victim
             return None
 
@@ -404,7 +395,7 @@ class GradientInversion(Attack):
         def evaluate_compiled(restart: Restart, iteration: int) -> list[Tensor]:
             inputs, names = (restart.values(), restart.iteration_inputs(iteration)), restart.gradient_names(iteration)
             if names not in graphs:
-                key = (type(self).__name__, repr(self), *names)
+                key = (names, task.half_precision, objective_key(recipe, problem, inputs[0], target))
                 function = partial(evaluate, names=names)
                 graphs[names] = compile_objective(function, key, problem, target, inputs)
             return graphs[names](*inputs)
@@ -412,8 +403,16 @@ class GradientInversion(Attack):
         return [restart.make_step(partial(evaluate_compiled, restart)) for restart in task.restarts]
 
 
+def _share_model(knowledge: Knowledge, builders: dict[int, ModelCopies]) -> Knowledge:
+    """Return the knowledge with a builder that victims share who have the same; `builders` are by id."""
+    if (builder := knowledge.model) is None:
+        return knowledge
+    return replace(knowledge, model=builders.setdefault(id(builder), ModelCopies(builder, knowledge.device)))
+
+
 def _with_enough_precision(task: InversionTask) -> InversionTask:
     """Return the task, in float32 and with a warning where half precision does not do for its loss or model."""
+    task.check_gradient()  # what cannot be attacked in float32 either is not for want of precision
     evaluate = task.restart_evaluation(task.restarts[0])
     try:
         if all(bool(result.isfinite().all()) for result in evaluate(0)):
@@ -424,7 +423,7 @@ def _with_enough_precision(task: InversionTask) -> InversionTask:
             raise
         cause = first_line(error)
     warn(f"{task.problem.where}: half precision does not do here ({cause}), so all is computed in float32")
-    return replace(task, precision_context=nullcontext)
+    return replace(task, half_precision=False)
 
 
 def find_labels(problem: InversionProblem, update: Update, knowledge: Knowledge, rng: torch.Generator) -> Tensor:

@@ -379,14 +379,14 @@ def _check_num_examples(update: Update, knowledge: Knowledge, where: str) -> Non
 
 def _check_direction(scene: InversionProblem) -> None:
     """Raise AttackError unless the update is finite and not zero."""
-    facts = [torch.stack([delta.square().sum().isfinite(), (delta != 0).any()]) for delta in scene.direction]
-    is_finite, has_moved = zip(*torch.stack(facts).tolist(), strict=True)
-    if not all(is_finite):
+    direction = torch.cat([delta.flatten() for delta in scene.direction])
+    is_finite, has_moved = torch.stack([direction.square().sum().isfinite(), direction.any()]).tolist()
+    if not is_finite:
         raise AttackError(
             f"{scene.where}: what it sent is so large that its square is infinite; this update "
             "cannot be attacked, choose another round or victim"
         )
-    if not any(has_moved):
+    if not has_moved:
         cause = "w_T equals w_0" if scene.sent_gradient is None else "the gradient is zero"
         raise AttackError(f"{scene.where}: {cause}, there is nothing to match")
 

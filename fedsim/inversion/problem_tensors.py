@@ -61,7 +61,9 @@ def problem_facts(problem: InversionProblem) -> tuple[Any, ...]:
         repr(problem.defenses),
         repr(problem.mixing_defenses),
         problem.parameter_names,
+        problem.smooth_dimensions,
         problem.num_examples,
+        problem.num_clients,
         problem.learning_rate,
         problem.local_epochs,
         problem.local_steps,
@@ -75,7 +77,8 @@ def problem_facts(problem: InversionProblem) -> tuple[Any, ...]:
 
 
 def tree_shapes(tree: Any) -> tuple[Any, ...]:
-    """Return shape, type and device of each tensor in nested lists and dicts."""
-    from torch.utils._pytree import tree_leaves
+    """Return names and order of the tensors in nested lists and dicts, and the shape, type and device of each."""
+    from torch.utils._pytree import tree_flatten
 
-    return tuple((tuple(leaf.shape), leaf.dtype, leaf.device) for leaf in tree_leaves(tree))
+    leaves, outline = tree_flatten(tree)
+    return outline, *((tuple(leaf.shape), leaf.dtype, leaf.device) for leaf in leaves)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -48,7 +47,7 @@ def objective_and_gradients(
     objective, distance, l_sim = objective_terms(recipe, problem, values, iteration_inputs, target)
     inputs = [values[name] for name in names]
     gradients = torch.autograd.grad(objective, inputs, materialize_grads=True)
-    return [objective.detach(), distance, l_sim, *gradients]
+    return [objective.detach(), distance.detach(), l_sim, *gradients]
 
 
 def objective_terms(
@@ -58,7 +57,7 @@ def objective_terms(
     iteration_inputs: IterationInputs,
     target: list[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the objective, differentiable in `values`, the distance and L_sim."""
+    """Compute objective and distance, differentiable in `values`, and L_sim."""
     distance_factor, consensus = iteration_inputs
     problem = guess_unknown_parts(problem, values)
     dummy, labels = dummy_data(recipe, problem, values["dummy"]), dummy_labels(recipe, problem, values)
@@ -78,7 +77,7 @@ def objective_terms(
         with torch.no_grad():  # SME compares attacks of all distances by it (Table 2)
             direction = target[: len(gradient)]  # what follows it, if anything, is of other use
             l_sim = 1 - (1 - Cosine()(gradient, direction)) / global_norm(direction)
-    return objective, distance.detach(), l_sim.detach()
+    return objective, distance, l_sim.detach()
 
 
 def guess_unknown_parts(problem: InversionProblem, values: Mapping[str, Tensor]) -> InversionProblem:
@@ -310,50 +309,3 @@ class Restart:
             snapshots=torch.stack(data),
             snapshot_iterations=torch.tensor(list(trial.snapshots)),
         )
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class InversionTask:
-    """Inversion of one update that is ready for its first iteration.
-
-    Attributes:
-        recipe: objective and optimizer.
-        problem: the inversion problem.
-        target: what gradients are compared with.
-        restarts: at least one.
-        precision_context: entered around each call of the network, as for another precision.
-        victim_context: entered around what is done for this victim alone.
-    """
-
-    recipe: Recipe
-    problem: InversionProblem
-    target: list[Tensor]
-    restarts: Sequence[Restart]
-    precision_context: Callable[[], AbstractContextManager[object]]
-    victim_context: Callable[[], AbstractContextManager[object]] = nullcontext
-
-    def restart_evaluation(self, restart: Restart) -> Evaluate:
-        """Return the function that evaluates one restart by itself."""
-
-        def evaluate(iteration: int) -> list[Tensor]:
-            iteration_inputs, names = restart.iteration_inputs(iteration), restart.gradient_names(iteration)
-            with self.precision_context():
-                return objective_and_gradients(
-                    self.recipe,
-                    self.problem,
-                    restart.values(),
-                    iteration_inputs,
-                    self.target,
-                    names,
-                )
-
-        return evaluate
-
-    @torch.no_grad()
-    def update_consensus(self, points: Sequence[Tensor]) -> None:
-        """Set the consensus to the mean of `points`, without those that have just diverged."""
-        consensus = self.restarts[0].consensus
-        if len(points) == 1:
-            consensus.copy_(points[0])
-        else:
-            torch.nanmean(torch.stack(list(points)), 0, out=consensus)

@@ -1,13 +1,15 @@
-"""What the victims of one federation share while attacks on them are set up: answers about the model, and w_0.
+"""What the victims of one federation share while attacks on them are set up: the model, answers about it, and w_0.
 
-An attack on a hundred victims asks the same of a hundred models that one builder made, and moves the same weights a
-hundred times. Here each question is asked once, and equal weights are moved once.
+An attack on a hundred victims asks the same of a hundred models that one builder made, draws the first weights of each,
+which nobody uses, and moves the same weights a hundred times. Here each question is asked once, a model that is built
+alike twice is copied from then on, and equal weights are moved once.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from typing import Any, TypeVar
 
 import torch
@@ -17,10 +19,65 @@ from fedsim.interfaces.attack import Knowledge
 from fedsim.recording.wire_format import State
 
 AnswerT = TypeVar("AnswerT")
+
+
+class ModelCopies:
+    """Builder whose models are copies of one, as soon as another builder has made the same model twice.
+
+    Attributes:
+        builder: the other one.
+        device: of the models, which are moved there once.
+    """
+
+    def __init__(self, builder: Callable[[], nn.Module], device: torch.device) -> None:
+        self.builder, self.device = builder, device
+        self._first: nn.Module | None = None
+        self._moved: nn.Module | None = None
+        self._calls = 0
+
+    def __call__(self) -> nn.Module:
+        """Return a model of the caller's own."""
+        if self._moved is not None:
+            return deepcopy(self._moved)
+        model = self.builder()
+        self._calls += 1
+        if self._calls == 1:
+            self._first = _copy_if_possible(model)
+        elif self._first is not None and _is_same(self._first, model):
+            self._moved = self._first.to(self.device)
+        else:
+            self._first = None  # it makes another one each time
+        return model.to(self.device)
+
+
 _answers: dict[int, dict[tuple[Any, ...], Any]] = {}
 """Answers by the id of the builder of the model, and by question and architecture."""
 _moved_weights: dict[torch.device, dict[str, tuple[Tensor, weakref.ref[Tensor]]]] = {}
 """The weights that were moved to a device last: on the CPU, and there for as long as a problem has them."""
+
+
+def _copy_if_possible(model: nn.Module) -> nn.Module | None:
+    try:
+        return deepcopy(model)
+    except Exception:  # whatever a stranger's layer raises, it is built anew each time
+        return None
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    """Tell whether two models, or what their attributes hold, cannot be told apart; of other objects each is itself."""
+    if type(value) is not type(other):
+        return False
+    if isinstance(value, Tensor):
+        return _are_equal(value, other)
+    if isinstance(value, nn.Module):
+        return _is_same(vars(value), vars(other))
+    if isinstance(value, dict):
+        return value.keys() == other.keys() and all(_is_same(part, other[name]) for name, part in value.items())
+    if isinstance(value, (list, tuple)):
+        return len(value) == len(other) and all(map(_is_same, value, other))
+    if isinstance(value, (bool, int, float, str, set, torch.dtype, torch.device)):
+        return bool(value == other)
+    return value is other
 
 
 def ask_once(question: str, model: nn.Module, knowledge: Knowledge, compute: Callable[[], AnswerT]) -> AnswerT:
@@ -35,7 +92,7 @@ def ask_once(question: str, model: nn.Module, knowledge: Knowledge, compute: Cal
         knowledge: granted facts of the victim.
         compute: what it raises is raised each time.
     """
-    builder = knowledge.model
+    builder = knowledge.model.builder if isinstance(knowledge.model, ModelCopies) else knowledge.model
     if any(not buffer.is_floating_point() and buffer.ndim for buffer in model.buffers()):
         return compute()
     if id(builder) not in _answers:

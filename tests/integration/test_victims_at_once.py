@@ -22,7 +22,7 @@ from fedsim.federation.config import AttackFile, validate_tables
 from fedsim.federation.run_folder import RunFolder, read_rows
 from fedsim.interfaces.attack import Outcome, VictimTask
 from fedsim.interfaces.findings import Finding
-from fedsim.inversion import batched_restarts, matching
+from fedsim.inversion import batched_call, batched_restarts, matching
 from fedsim.inversion.matching import GradientInversion
 from tests.support.experiments import make_tiny_config, run_serial
 from tests.support.shared import make_once
@@ -73,13 +73,13 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
 
     def patched() -> list[int]:
         sizes: list[int] = []
-        compute = batched_restarts._BatchedCall.compute
+        compute = batched_call.BatchedCall.compute
 
         def noted(self: Any, left: list[int], *given: Any) -> Any:
             sizes.append(len(left))
             return compute(self, left, *given)
 
-        monkeypatch.setattr(batched_restarts._BatchedCall, "compute", noted)
+        monkeypatch.setattr(batched_call.BatchedCall, "compute", noted)
         monkeypatch.setattr(matching, "batching_pays", lambda device: True)
         return sizes
 

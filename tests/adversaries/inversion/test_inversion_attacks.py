@@ -31,7 +31,7 @@ from fedsim.base.task import squared_error
 from fedsim.interfaces.attack import Knowledge, Target
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.inversion import compiled as graphs
-from fedsim.inversion import restart
+from fedsim.inversion import inversion_task
 from fedsim.inversion.batch_norm import copy_with_batch_statistics
 from fedsim.inversion.descent import Trial, descend, divergence_error
 from fedsim.inversion.distances import Cosine, Distance, GaussianKernel, SquaredL2
@@ -828,7 +828,7 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         return real(graph, **how)
 
     monkeypatch.setattr(torch, "compile", counting)
-    monkeypatch.setattr(graphs, "_cache", {})
+    monkeypatch.setattr(graphs, "_cache", [])
     return counted
 
 
@@ -924,14 +924,14 @@ def test_a_compiled_graph_may_round_to_the_other_side_of_one_kink_but_not_err(
         return again
 
     monkeypatch.setattr(torch, "compile", erring)
-    monkeypatch.setattr(graphs, "_cache", {})
+    monkeypatch.setattr(graphs, "_cache", [])
     of, attack = victim(), InvertingGradients(iterations=3, compile=True)
     if refused:
         with pytest.raises(
             AttackError, match=r"^the compiled objective is .* where the model gives .*set compile = fa"
         ):
             run(attack, of)
-        assert graphs._cache == {}
+        assert graphs._cache == []
     else:
         eager, traced = run(dataclasses.replace(attack, compile=False), of), run(attack, of)
         torch.testing.assert_close(traced.trace["objective"], eager.trace["objective"], atol=1e-5, rtol=0)
@@ -967,7 +967,7 @@ def test_a_cuda_graph_is_checked_when_it_is_repeated_and_what_it_gives_is_kept(
 
     monkeypatch.setattr(torch, "compile", compile_stand_in)
     monkeypatch.setattr(graphs, "uses_cuda_graphs", lambda device: True)
-    monkeypatch.setattr(graphs, "_cache", {})
+    monkeypatch.setattr(graphs, "_cache", [])
     of, attack = victim(), SurrogateModelExtension(iterations=5, restarts=2, alpha_every=2, compile=True)
     eager, compiled = run(dataclasses.replace(attack, compile=False), of), run(attack, of)
     for name, curve in eager.trace.items():
@@ -990,7 +990,7 @@ def test_a_device_that_is_lost_while_compiling_is_not_blamed_on_the_compiler(
 
     monkeypatch.setattr(torch, "compile", lose_device)
     monkeypatch.setattr(graphs, "uses_cuda_graphs", lambda device: mode is not None)
-    monkeypatch.setattr(graphs, "_cache", {})
+    monkeypatch.setattr(graphs, "_cache", [])
     with pytest.raises(torch.AcceleratorError):
         run(InvertingGradients(iterations=3, compile=True), victim())
 
@@ -1005,8 +1005,8 @@ def test_a_device_that_is_lost_in_a_check_is_not_blamed_on_the_model(
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, lose_device)
             with pytest.raises(torch.AcceleratorError):
-                run(InvertingGradients(iterations=3), victim())
-    monkeypatch.setattr(restart, "objective_and_gradients", lose_device)
+                run(InvertingGradients(iterations=3), victim(lambda: smooth()))  # a model of which nothing is known yet
+    monkeypatch.setattr(inversion_task, "objective_and_gradients", lose_device)
     with pytest.raises(torch.AcceleratorError):
         run(InvertingGradients(iterations=3, precision="bfloat16"), victim())
     assert "half precision" not in caplog.text

@@ -162,7 +162,7 @@ def test_a_denoiser_is_trained_once_for_all_processes(
 def test_a_compiled_graph_is_of_one_set_of_records(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the prior weighs so little that another one gives nearly the same objective."""
     monkeypatch.setattr(torch, "compile", lambda graph, **how: graph)
-    monkeypatch.setattr(compiled, "_cache", {})
+    monkeypatch.setattr(compiled, "_cache", [])
     method = replace(with_prior(IG, "gmm", 1e-8), iterations=5)
     records = public()
     few = Records(inputs=records.inputs[-400:], labels=records.labels[-400:])

@@ -25,8 +25,9 @@ from fedsim.federation.config import Config
 from fedsim.federation.open_run import OpenRun
 from fedsim.interfaces.attack import Knowledge, Target
 from fedsim.inversion.batched_restarts import BatchEntry, batched_steps
+from fedsim.inversion.inversion_task import InversionTask
 from fedsim.inversion.problem import build_problem
-from fedsim.inversion.restart import InversionTask, objective_terms
+from fedsim.inversion.restart import objective_terms
 from fedsim.recording.transcript import Transcript
 from tests.support.experiments import make_attack_file, make_tiny_config, run_serial
 from tests.support.tensors import are_equal
@@ -95,7 +96,7 @@ def distance_at(task: InversionTask, data: Tensor, labels: Tensor, head: dict[st
         **{f"unknown/{name}": tensor for name, tensor in head.items()},
     }
     inputs = task.restarts[0].iteration_inputs(0)
-    return float(objective_terms(task.recipe, task.problem, values, inputs, task.target)[1])
+    return float(objective_terms(task.recipe, task.problem, values, inputs, task.target)[1].detach())
 
 
 def victim_data(experiment: Experiment) -> tuple[Tensor, Tensor]:

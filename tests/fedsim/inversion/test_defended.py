@@ -166,7 +166,7 @@ def test_one_graph_serves_victims_with_other_masks_and_none_serves_both_adversar
 ) -> None:
     counted, real = list[object](), torch.compile
     monkeypatch.setattr(torch, "compile", lambda graph, **how: counted.append(graph) or real(graph, **how))
-    monkeypatch.setattr(compiled, "_cache", {})
+    monkeypatch.setattr(compiled, "_cache", [])
     attack, defense = InvertingGradients(iterations=3, step_size=0.1), TopK(fraction=0.1)
     for defenses, graphs in (((), 1), ((defense,), 2)):
         for victim in range(2):

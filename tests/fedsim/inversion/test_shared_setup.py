@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from fedsim.interfaces.knowledge import Knowledge
 from fedsim.inversion import problem as problem_module
 from fedsim.inversion import shared_setup
 from fedsim.inversion.problem import build_problem
-from fedsim.inversion.shared_setup import ask_once, move_weights
+from fedsim.inversion.shared_setup import ModelCopies, ask_once, move_weights
 from fedsim.training.model_state import copy_state
 from tests.support.recordings import build_update
 
@@ -100,3 +101,52 @@ def test_equal_weights_are_moved_once_and_let_go_with_the_last_problem() -> None
     # A CPU has nothing to move.
     here = move_weights(before, names, torch.device("cpu"))
     assert all(tensor is before[name] for name, tensor in zip(names, here, strict=True))
+
+
+class CountedBuilder:
+    """Counts the models it makes, which differ from each other as it is told."""
+
+    def __init__(self, difference: str = "") -> None:
+        self.calls, self.difference = 0, difference
+
+    def __call__(self) -> nn.Module:
+        self.calls += 1
+        model = Builder()()
+        if self.difference == "weights":
+            next(model.parameters()).data += self.calls
+        elif self.difference == "attribute":
+            model.scale = {"by": (1.0, float(self.calls))}
+        elif self.difference == "function":
+            model.change = lambda inputs: inputs
+        elif self.difference == "tensor":
+            model.seen = torch.full((2,), self.calls)
+        elif self.difference == "not to be copied":
+            model.seen = torch.ones(2, requires_grad=True) + 1
+        return model
+
+
+def test_a_model_that_is_built_alike_twice_is_copied_from_then_on() -> None:
+    builder = CountedBuilder()
+    copies = ModelCopies(builder, torch.device("cpu"))
+    models = [copies() for _ in range(5)]
+    assert builder.calls == 2
+    weights = [next(model.parameters()) for model in models]
+    assert all(torch.equal(weight, weights[0]) for weight in weights)
+    assert len({weight.data_ptr() for weight in weights}) == 5  # nobody changes another one's
+
+
+@pytest.mark.parametrize("difference", ["weights", "attribute", "function", "tensor", "not to be copied"])
+def test_a_builder_that_makes_another_model_each_time_is_asked_each_time(difference: str) -> None:
+    builder = CountedBuilder(difference)
+    copies = ModelCopies(builder, torch.device("cpu"))
+    models = [copies() for _ in range(4)]
+    assert builder.calls == 4
+    if difference == "weights":
+        assert len({next(model.parameters()).sum().item() for model in models}) == 4
+
+
+def test_answers_are_those_of_the_builder_that_is_copied() -> None:
+    builder = Builder()
+    assert ask_once("of both", builder(), knowledge(builder), lambda: 1) == 1
+    copies = replace(knowledge(builder), model=ModelCopies(builder, torch.device("cpu")))
+    assert ask_once("of both", builder(), copies, lambda: 2) == 1
