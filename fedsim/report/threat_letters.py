@@ -1,0 +1,78 @@
+"""Letters of the threat models of [Carletti2025], by what an attack was granted.
+
+They order passive adversaries who see the updates of single clients by what they know besides:
+A sees these alone, B also knows basic facts of the data, C settings of training, D surrogate data,
+E how the clients' data are distributed; F to H manipulate, which fedsim's adversaries do not.
+
+References:
+    [Carletti2025], table of threat models.
+    Differs: which facts belong to a column is read from the attacks that the paper files under each letter, as DLG
+    under A, so that architecture, loss and the shape of examples are no basic knowledge. Labels of the victim have
+    no letter there, nor has anything else of its data, nor the defenses; such facts are named beside the letter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedsim.interfaces.knowledge import TRAINING_FACTS
+from fedsim.recording.adversary_role import AdversaryRole
+
+_LETTERS: Sequence[tuple[str, str, Sequence[str]]] = (
+    ("A", "Eavesdropper", ("model", "loss", "input_shape", "num_classes")),
+    ("B", "Informed Eavesdropper", ("columns", "value_range", "input_mean", "input_std", "noise_covariance")),
+    ("C", "Parameter-Aware Eavesdropper", TRAINING_FACTS),
+    ("D", "Data-Enhanced Eavesdropper", ("auxiliary", "property_records")),
+)
+"""Letter, name, and the facts that nobody below it has, from the least knowledge on."""
+
+
+@dataclass(frozen=True)
+class ThreatLetter:
+    """Threat model of an attack.
+
+    Attributes:
+        letter: the first that has all granted facts but those that no letter has.
+        name: its name in the paper.
+        beyond: facts that no letter has, in words.
+    """
+
+    letter: str
+    name: str
+    beyond: tuple[str, ...] = ()
+
+
+def find_letter(granted: Iterable[str]) -> ThreatLetter:
+    """Return the threat model of an attack that was granted these facts.
+
+    >>> find_letter(["model", "loss", "learning_rate", "labels"])
+    ThreatLetter(letter='C', name='Parameter-Aware Eavesdropper', beyond=('labels',))
+    """
+    remaining = list(granted)
+    letter, name, _ = _LETTERS[0]
+    for higher_letter, higher_name, facts in _LETTERS:
+        if any(fact in facts for fact in remaining):
+            letter, name = higher_letter, higher_name
+        remaining = [fact for fact in remaining if fact not in facts]
+    return ThreatLetter(letter, name, tuple(fact.replace("_", " ") for fact in remaining))
+
+
+def list_letters(findings: Iterable[Mapping[str, Any]]) -> dict[ThreatLetter, list[str]]:
+    """Return the titles of attacks by their threat model, from the least knowledge on.
+
+    Findings from sums, or of those who see models alone, are left out: the letters are of adversaries who see
+    updates of single clients.
+
+    Args:
+        findings: what each finding says of itself.
+    """
+    titles: dict[ThreatLetter, list[str]] = {}
+    for finding in findings:
+        if finding.get("members") or not AdversaryRole.parse(finding.get("attacker", "server")).reads_messages:
+            continue
+        named = titles.setdefault(find_letter(finding["granted"]), [])
+        if finding["attack"] not in named:
+            named.append(str(finding["attack"]))
+    return dict(sorted(titles.items(), key=lambda item: (item[0].letter, item[0].beyond)))
