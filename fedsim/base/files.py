@@ -9,21 +9,18 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
-from typing import Any, Protocol
+from typing import IO, Any
 
 from fedsim.base.errors import DataError, RunError
 
-_CHUNK_SIZE = 1 << 18
+_MAX_PARTS = 1024
+"""Largest number of parts that Linux writes in one call."""
 _MAX_DIGITS = 39
 _LOCK_FILE = ".of-a-process-that-lives"
-
-
-class _RawFile(Protocol):
-    def write(self, data: memoryview, /) -> int | None: ...
 
 
 def cache_folder() -> Path:
@@ -184,10 +181,30 @@ def _lock(path: Path, flags: int) -> Iterator[None]:
         os.close(descriptor)
 
 
-def write_all(file: _RawFile, data: memoryview) -> None:
-    """Write `data` to an unbuffered file in chunks that fit the processor's cache."""
-    while data:
-        data = data[file.write(data[:_CHUNK_SIZE]) :]
+def write_parts(file: IO[bytes], parts: Sequence[memoryview], position: int) -> None:
+    """Write `parts` one after the other at `position` of an unbuffered file, many in one call of the system."""
+    waiting = list(parts)
+    waiting.reverse()  # the next one is the last
+    while waiting:
+        written = os.pwritev(file.fileno(), waiting[: -_MAX_PARTS - 1 : -1], position)
+        position += written
+        while waiting and written >= len(waiting[-1]):
+            written -= len(waiting.pop())
+        if written:
+            waiting[-1] = waiting[-1][written:]
+
+
+def read_all(file: IO[bytes], memory: memoryview, position: int) -> None:
+    """Fill `memory` with the bytes of an unbuffered file from `position` on.
+
+    Raises:
+        OSError: the file ends before.
+    """
+    while memory:
+        count = os.preadv(file.fileno(), [memory], position)
+        if not count:
+            raise OSError(errno.EIO, "the file is shorter than what was written to it")
+        position, memory = position + count, memory[count:]
 
 
 def _sync(path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from fedsim.base.errors import RunError
-from fedsim.base.files import write_all
+from fedsim.base.files import read_all, write_parts
 from fedsim.recording.header import (
     DIFFERS_BY_CLIENT,
     FORMAT_VERSION,
@@ -25,8 +25,8 @@ from fedsim.recording.wire_format import Update
 _BYTES_PER_ROUND, _BYTES_PER_REPLY, _BYTES_PER_TENSOR = 4096, 512, 128
 _MAX_HEADER_BYTES = 100_000_000  # safetensors refuses to read larger ones
 _CHUNK_BYTES = 1 << 24
-_BUFFER_BYTES = 1 << 17
-"""Bytes of small tensors that are written at once; larger tensors are written from their own memory."""
+_WAITING_BYTES = 1 << 22
+"""Bytes of tensors from which they are written; until then they wait, to be written at once."""
 
 
 class RoundFile:
@@ -45,12 +45,14 @@ class RoundFile:
     """
 
     def __init__(self, path: Path, number: int, expected: int, recipe: Mapping[str, int | str] | None = None) -> None:
-        self._file = path.open("w+b", buffering=_BUFFER_BYTES)
+        self._file = path.open("w+b", buffering=0)
         self._number = number
         self._expected = expected
         self._recipe = recipe or {}
         self._header_space = 0
         self._data_end = 0
+        self._waiting: list[memoryview] = []  # what is to be written next, from the tensors' own memory
+        self._written_end = 0
         self._entries: dict[str, object] = {}
         self._broadcast_hashes: list[str] = []
         self._index_of_state: dict[int, tuple[State, int]] = {}  # by id of the state
@@ -166,16 +168,20 @@ class RoundFile:
             )
         if size > self._header_space:
             self._grow_header(size)
-        self._file.seek(0)
-        for part in (self._header_space.to_bytes(8, "little"), head, b" " * (self._header_space - len(head))):
-            write_all(self._file, memoryview(part))
+        space = self._header_space
+        start = [memoryview(part) for part in (space.to_bytes(8, "little"), head, b" " * (space - len(head)))]
+        # A small round is written at once.
+        if self._written_end:
+            self._write_waiting()
+            write_parts(self._file, start, 0)
+        else:
+            write_parts(self._file, [*start, *self._waiting], 0)
 
     def _reserve_header(self, num_updates: int, names: Iterable[str]) -> None:
         """Leave space for a header of so many updates, each with tensors of these names."""
         bytes_per_update = sum(len(name) + _BYTES_PER_TENSOR for name in names)
         space = _BYTES_PER_ROUND + num_updates * (_BYTES_PER_REPLY + bytes_per_update)
         self._header_space = min(space + -space % 8, _MAX_HEADER_BYTES)
-        self._file.seek(8 + self._header_space)
 
     def _write_state(self, prefix: str, state: State, memory: Mapping[str, memoryview]) -> None:
         """Write the `state_bytes` of `state`, widest types first: readers need values at a multiple of their width."""
@@ -186,21 +192,26 @@ class RoundFile:
                     f"round {self._number}: {prefix} sent '{name}' as {tensor.dtype}, which cannot be recorded"
                 )
             if padding := -self._data_end % tensor.element_size():
-                self._write_tensor(f"padding/{self._data_end}", "U8", [padding], memoryview(bytes(padding)))
+                self._add_tensor(f"padding/{self._data_end}", "U8", [padding], memoryview(bytes(padding)))
             key = f"{prefix}/{positions[name]:04d}/{name}"
-            self._write_tensor(key, RECORDABLE[tensor.dtype], list(tensor.shape), memory[name])
+            self._add_tensor(key, RECORDABLE[tensor.dtype], list(tensor.shape), memory[name])
+        if self._data_end - self._written_end >= _WAITING_BYTES:
+            self._write_waiting()
 
-    def _write_tensor(self, key: str, dtype: str, shape: list[int], data: memoryview) -> None:
-        write_all(self._file, data)
+    def _add_tensor(self, key: str, dtype: str, shape: list[int], data: memoryview) -> None:
+        self._waiting.append(data)
         start, end = self._data_end, self._data_end + len(data)
         self._entries[key] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
         self._data_end = end
 
+    def _write_waiting(self) -> None:
+        write_parts(self._file, self._waiting, 8 + self._header_space + self._written_end)
+        self._waiting, self._written_end = [], self._data_end
+
     def _grow_header(self, space: int) -> None:
-        """Enlarge the space for the header: move the tensors, from the last chunk to the first."""
-        for start in reversed(range(0, self._data_end, _CHUNK_BYTES)):
-            self._file.seek(8 + self._header_space + start)
-            chunk = self._file.read(min(_CHUNK_BYTES, self._data_end - start))
-            self._file.seek(8 + space + start)
-            write_all(self._file, memoryview(chunk))
+        """Enlarge the space for the header: move the tensors that are written, from the last chunk to the first."""
+        for start in reversed(range(0, self._written_end, _CHUNK_BYTES)):
+            chunk = memoryview(bytearray(min(_CHUNK_BYTES, self._written_end - start)))
+            read_all(self._file, chunk, 8 + self._header_space + start)
+            write_parts(self._file, [chunk], 8 + space + start)
         self._header_space = space

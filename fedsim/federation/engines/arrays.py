@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.base.errors import RunError
-from fedsim.base.files import write_all
+from fedsim.base.files import read_all, write_parts
 from fedsim.recording.payloads import Payload, State, is_encoded
 
 _RecordT = TypeVar("_RecordT", ArrayRecord, MetricRecord, ConfigRecord)
@@ -79,10 +79,7 @@ class LazyArray(Array):
         assert self._file_position is not None
         file, start = self._file_position
         values = np.empty(self.shape, self.dtype)
-        unread = _memory_of(values)
-        while unread:
-            count = os.preadv(file.fileno(), [unread], start)
-            start, unread = start + count, unread[count:]
+        read_all(file, _memory_of(values), start)
         return values
 
     def deflate(self) -> bytes:
@@ -97,7 +94,7 @@ class LazyArray(Array):
         """Move the values to the end of `file`."""
         if self._values is not None:
             start = file.seek(0, os.SEEK_END)
-            write_all(file, _memory_of(np.ascontiguousarray(self._values)))
+            write_parts(file, [_memory_of(np.ascontiguousarray(self._values))], start)
             self._values, self._file_position = None, (file, start)
 
 
