@@ -290,7 +290,7 @@ class Exchange:
             payload = Payload.from_dense(arrays, "weights") if several else Payload.from_arrays(arrays, before)
         except PayloadError as error:
             return one_line(str(error))
-        metrics = {key: float(value) for key, value in content.metric_values().items() if is_number(value)}
+        metrics = {key: float(value) for key, value in content.metric_values.items() if is_number(value)}
         for key in (PARTITION_KEY, *self._count_keys):
             metrics.pop(key, None)
         return Update(
@@ -309,7 +309,7 @@ class Exchange:
 
     def count_examples(self, content: MessageContent) -> int:
         """Return N as a client reports it; 0 where it does not."""
-        metrics = content.metric_values()
+        metrics = content.metric_values
         return next((parse_count(metrics[key]) for key in self._count_keys if key in metrics), 0)
 
     def to_recording(

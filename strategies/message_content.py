@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -59,7 +61,8 @@ class MessageContent:
                 arrays[key] = named_arrays
         return cls(arrays=arrays, metrics=metrics, config=config)
 
-    def metric_values(self) -> dict[str, Any]:
+    @cached_property
+    def metric_values(self) -> Mapping[str, Any]:
         """Return all metrics by key; a key that two records share is RECORD.KEY in the second."""
         metrics: dict[str, Any] = {}
         legacy_metrics = self.config.get(_METRICS_RECORD, {})
@@ -78,7 +81,7 @@ class MessageContent:
     def has_only_numbers(self) -> bool:
         """Return whether a client sent only arrays, numbers and its partition id, or a sum its members."""
         config_keys = {key for name, record in self.config.items() if name != GROUP_RECORD for key in record}
-        return config_keys <= {PARTITION_KEY} and all(is_number(value) for value in self.metric_values().values())
+        return config_keys <= {PARTITION_KEY} and all(is_number(value) for value in self.metric_values.values())
 
 
 def read_reply(reply: Message) -> MessageContent | str:
@@ -91,7 +94,7 @@ def read_reply(reply: Message) -> MessageContent | str:
 def client_name(content: MessageContent, node: int) -> int:
     """Return the id of the client: the partition id that it reports, or else the id of its node."""
     partitions = [record[PARTITION_KEY] for record in content.config.values() if PARTITION_KEY in record]
-    reported = content.metric_values().get(PARTITION_KEY, partitions[0] if partitions else node)
+    reported = content.metric_values.get(PARTITION_KEY, partitions[0] if partitions else node)
     return parse_count(reported, node, MAX_CLIENT_ID)
 
 
@@ -135,6 +138,12 @@ def read_tensors(content: MessageContent, sender: str, *, several: bool | None =
     """
     if several is None:
         several = len(content.arrays) > 1
+    if not several and len(content.arrays) == 1:
+        (arrays,) = content.arrays.values()
+        with suppress(Exception):  # what it raises is told below, of the array that it is about
+            state = read_state(arrays)
+            if all(tensor.dtype in RECORDABLE for tensor in state.values()):
+                return state, []  # nearly always
     state: dict[str, Tensor] = {}
     reasons: list[str] = []
     for record, arrays in content.arrays.items():

@@ -216,7 +216,8 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
     if not tensor.numel():
         return memoryview(b"")
     if tensor.dtype in _NUMPY_TYPES:  # quicker, of small tensors
-        return np.ascontiguousarray(tensor.detach().numpy()).data.cast("B")
+        values = (tensor.detach() if tensor.requires_grad else tensor).numpy()
+        return np.ascontiguousarray(values).data.cast("B")
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 

@@ -272,6 +272,9 @@ class Payload:
         """Return the arrays that are sent, under their names on the wire."""
         arrays: dict[str, Tensor] = {}
         for name, (kind, form) in self.tensors.items():
+            if kind == "weights" and isinstance(form, Dense):
+                arrays[name] = form.values  # nearly always
+                continue
             for part, tensor in form.parts.items():
                 prefix = _PREFIX_OF.get((kind, part))
                 arrays[name if prefix is None else f"{prefix}/{name}"] = tensor
@@ -324,6 +327,8 @@ class Payload:
             if name not in before or not isinstance(form, Dense):
                 continue
             sent, got = before[name], form.values
+            if got.dtype == sent.dtype and got.shape == sent.shape:
+                continue  # nearly always
             if got.dtype == sent.dtype == torch.uint8 and got.ndim == sent.ndim == 1:
                 continue  # bytes, as of trees, are as long as what they hold
             if got.shape != sent.shape:

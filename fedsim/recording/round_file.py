@@ -37,7 +37,7 @@ class RoundFile:
     copies each twice and holds the interpreter lock. Reading is done by the library.
 
     Args:
-        path: of the file.
+        path: of the file, which exists and is empty.
         number: the round.
         expected: about how many updates will come.
         recipe: what updates are computed again with; their arrays are then left out, see
@@ -45,7 +45,8 @@ class RoundFile:
     """
 
     def __init__(self, path: Path, number: int, expected: int, recipe: Mapping[str, int | str] | None = None) -> None:
-        self._file = path.open("w+b", buffering=0)
+        # Not "w+b": if a file was truncated, even an empty one, ext4 starts to write it out when it is closed.
+        self._file = path.open("r+b", buffering=0)
         self._number = number
         self._expected = expected
         self._recipe = recipe or {}
