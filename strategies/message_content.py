@@ -141,9 +141,9 @@ def read_tensors(content: MessageContent, sender: str, *, several: bool | None =
     if not several and len(content.arrays) == 1:
         (arrays,) = content.arrays.values()
         with suppress(Exception):  # what it raises is told below, of the array that it is about
-            state = read_state(arrays)
-            if all(tensor.dtype in RECORDABLE for tensor in state.values()):
-                return state, []  # nearly always
+            tensors = read_state(arrays)
+            if all(tensor.dtype in RECORDABLE for tensor in tensors.values()):
+                return tensors, []  # nearly always
     state: dict[str, Tensor] = {}
     reasons: list[str] = []
     for record, arrays in content.arrays.items():

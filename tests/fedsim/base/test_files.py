@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.base.files import temporary_folder
+import fedsim.base.files
+from fedsim.base.files import read_all, temporary_folder, write_parts
 
 HOLDS = """
 import time
@@ -43,3 +44,26 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(
             assert not theirs.exists()
             assert ours.is_dir()
     assert list(tmp_path.iterdir()) == [tmp_path / "fedsim-results"]
+
+
+@pytest.mark.parametrize(("most", "chunk"), [(1 << 20, 1 << 18), (3, 1 << 18), (1 << 20, 7), (3, 7)])
+def test_parts_are_written_whole_in_their_order_however_little_the_system_takes(
+    most: int, chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One call may write less than it is asked to, and takes at most 1024 parts."""
+    pwritev = os.pwritev
+
+    def write_little(file: int, parts: list[memoryview], position: int) -> int:
+        return pwritev(file, [memoryview(b"".join(parts))[:most]] if most < 1 << 20 else parts, position)
+
+    monkeypatch.setattr(os, "pwritev", write_little)
+    monkeypatch.setattr(fedsim.base.files, "_CHUNK_SIZE", chunk)
+    parts = [b"", b"first", b"", *(f"{number} ".encode() for number in range(1500)), b"last", b""]
+    with (tmp_path / "file").open("w+b", buffering=0) as file:
+        write_parts(file, map(memoryview, parts), 4)
+        assert (tmp_path / "file").read_bytes() == bytes(4) + b"".join(parts)
+        memory = bytearray(5)
+        read_all(file, memoryview(memory), 4)
+        assert memory == b"first"
+        with pytest.raises(OSError, match="shorter"):
+            read_all(file, memoryview(bytearray(5)), len(b"".join(parts)))

@@ -10,7 +10,7 @@ import os
 import pickle
 import subprocess
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -520,11 +520,12 @@ def test_a_full_disk_ends_the_run_and_leaves_the_earlier_rounds(
     record(tmp_path, rounds=2)
     before = content(tmp_path)
 
-    def full(file: Any, data: memoryview) -> None:
-        file.write(b"the first half of round 3")
+    def full(file: Any, parts: Iterable[memoryview], position: int) -> None:
+        del parts
+        os.pwrite(file.fileno(), b"the first half of round 3", position)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(fedsim.recording.round_file, "write_all", full)
+    monkeypatch.setattr(fedsim.recording.round_file, "write_parts", full)
     with pytest.raises(RunError, match="No space left on device") as caught:
         Recorder(tmp_path, resume=True).write(3, [an_update(3, 0)])
     assert str(tmp_path / PATH.format(3)) in str(caught.value)
@@ -617,9 +618,11 @@ def assert_recorded(folder: Path, updates: list[Update]) -> None:
 
 @pytest.mark.parametrize("expected", [None, 0, 1, 39, 40, 41, 500])
 @pytest.mark.parametrize("piece", [1 << 24, 1000, 7])
+@pytest.mark.parametrize("waiting", [1, 6000, 1 << 22], ids="{} bytes wait".format)
 def test_a_wrong_guess_of_how_many_will_come_costs_nothing_but_room(
-    expected: int | None, piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    expected: int | None, piece: int, waiting: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(fedsim.recording.round_file, "_WAITING_BYTES", waiting)
     monkeypatch.setattr(fedsim.recording.round_file, "_BYTES_PER_ROUND", 0)
     monkeypatch.setattr(fedsim.recording.round_file, "_CHUNK_BYTES", piece)
     assert_recorded(tmp_path, streamed(tmp_path, 40, expected))
@@ -628,6 +631,7 @@ def test_a_wrong_guess_of_how_many_will_come_costs_nothing_but_room(
 def test_data_that_is_moved_by_less_than_its_length_keeps_every_byte(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(fedsim.recording.round_file, "_WAITING_BYTES", 1)
     monkeypatch.setattr(fedsim.recording.round_file, "_CHUNK_BYTES", 5000)
     before = {"w": torch.arange(20_000.0)}
     updates = [build_update(before, {"w": before["w"] + client}, client=client) for client in range(3)]
@@ -702,7 +706,10 @@ def test_failures_are_read_when_the_updates_have_come_to_their_end(tmp_path: Pat
 
 
 @pytest.mark.parametrize("plan", [RecordingPlan(), RecordingPlan(clients=[3]), RecordingPlan(rounds=[2])])
-def test_a_recorder_holds_no_update_longer_than_it_takes_to_write_it(tmp_path: Path, plan: RecordingPlan) -> None:
+def test_a_recorder_holds_no_large_update_longer_than_it_takes_to_write_it(
+    tmp_path: Path, plan: RecordingPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fedsim.recording.round_file, "_WAITING_BYTES", 1)
     alive: list[weakref.ref[Any]] = []
     most = 0
     before = a_state()
@@ -749,9 +756,14 @@ def test_two_replies_of_one_client_are_refused_in_a_stream_too(tmp_path: Path) -
     assert not list(tmp_path.iterdir())
 
 
-def test_a_stream_and_a_list_give_the_same_bytes(tmp_path: Path) -> None:
+def test_a_stream_a_list_and_a_round_in_pieces_give_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     updates = streamed(tmp_path / "stream", 5, 5)
     Recorder(tmp_path / "list").write(1, list(reversed(updates)))
+    monkeypatch.setattr(fedsim.recording.round_file, "_WAITING_BYTES", 1)
+    streamed(tmp_path / "pieces", 5, 5)
+    assert (tmp_path / "stream" / PATH.format(1)).read_bytes() == (tmp_path / "pieces" / PATH.format(1)).read_bytes()
     assert (tmp_path / "stream" / PATH.format(1)).read_bytes() == (tmp_path / "list" / PATH.format(1)).read_bytes()
 
 

@@ -8,7 +8,7 @@ import os
 import pickle
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -263,11 +263,11 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(
     values = second["p0"].numpy()
     parking.store(first)
 
-    def full(file: Any, data: memoryview) -> None:
-        file.write(data[:5])
+    def full(file: Any, parts: Iterable[memoryview], position: int) -> None:
+        os.pwrite(file.fileno(), next(iter(parts))[:5], position)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(fedsim.federation.engines.arrays, "write_all", full)
+    monkeypatch.setattr(fedsim.federation.engines.arrays, "write_parts", full)
     with pytest.raises(RunError, match=r"no room for the updates of this round \(No space left on device\)") as caught:
         parking.store(second)
     assert "\n" not in str(caught.value)
