@@ -21,14 +21,14 @@ from clients.client_state import ClientMemories
 from clients.exposure import measure_exposure
 from clients.mods import defend_payload
 from clients.participation import select_examples, silent_reply
-from fedsim.base.errors import FedsimError, error_reason
+from fedsim.base.errors import FedsimError, error_reason, first_line, is_device_failure, is_memory_error
 from fedsim.base.process_defaults import protect_defaults
 from fedsim.base.randomness import use_one_thread
 from fedsim.federation.build import Experiment
 from fedsim.federation.engines.arrays import fill_record, make_record, read_state
-from fedsim.federation.engines.cohort import COHORT_MESSAGE_TYPE
+from fedsim.federation.engines.cohort import COHORT_MESSAGE_TYPE, error_reply
 from fedsim.federation.engines.lent_experiments import find_experiment
-from fedsim.federation.engines.node import play_cohort
+from fedsim.federation.engines.node import failure_reason, play_cohort
 from fedsim.federation.engines.readiness import READY, TROUBLE, host_versions, summarise_failure
 from fedsim.interfaces.defense import pair_with_keys
 from fedsim.interfaces.local_context import ClientRound
@@ -225,9 +225,20 @@ def _train_cohort(message: Message, states: Mapping[int, RecordDict]) -> Mapping
                     )
                     memories[client].store()
             return replies
-    # `train` repeats all of it, so that only the client at fault fails.
+    # `train` repeats all of it, so that only the client at fault fails; a device that was lost is lost for all.
     except (Exception, SystemExit) as error:
-        log.debug("clients %s could not train at once: %r", list(states), error)
+        if is_memory_error(error):
+            log.warning(
+                "round %d, %d clients: the memory of their device does not last for them at once, so they train one "
+                "by one, which rounds otherwise (%s)",
+                number,
+                len(states),
+                first_line(error),
+            )
+        elif is_device_failure(error):
+            return {client: error_reply(failure_reason(error)) for client in clients}
+        else:
+            log.debug("clients %s could not train at once: %r", list(states), error)
         return {}
 
 

@@ -9,7 +9,7 @@ from flwr.app import Error, Message
 from torch import Tensor
 
 from clients.client_state import ClientMemories
-from fedsim.base.errors import error_reason, one_line
+from fedsim.base.errors import error_reason, is_device_failure, one_line
 from fedsim.federation.build import Experiment
 from fedsim.interfaces.defense import overrides, pair_with_keys
 from fedsim.interfaces.defense_calls import apply_on_data
@@ -34,7 +34,8 @@ def select_examples(
 ) -> LocalData | None:
     """Return the share of the data that a client's defenses select; None where it sends nothing.
 
-    A defense that fails makes the client silent, because an error would reveal more than silence.
+    A defense that fails makes the client silent, because an error would reveal more than silence; a device that
+    fails ends the run.
 
     Args:
         experiment: the experiment, with the client's defenses.
@@ -54,6 +55,8 @@ def select_examples(
             selected = apply_on_data(defense, local, context)
             memories.check()
         except (Exception, SystemExit) as error:  # its text may hold anything of the data
+            if is_device_failure(error):
+                raise
             reason = one_line(error_reason(error))
             name, number = type(defense).__name__, client_round.number
             log.warning("round %d, client %d sends nothing, %s failed: %s", number, client, name, reason)

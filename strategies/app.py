@@ -51,6 +51,7 @@ from strategies.central_privacy import CentrallyPrivate
 from strategies.checkpoint import Checkpoint, unsavable_attributes
 from strategies.colluder_recorder import ColluderRecorder
 from strategies.curious import Curious
+from strategies.device_failures import check_devices, name_failed_device
 from strategies.repeated_rounds import RepeatedRound
 from strategies.reply_checks import check_replies
 from strategies.secure_sum import SecureSum
@@ -172,9 +173,10 @@ def federate(experiment: Experiment, folder: OpenRun, grid: Grid, *, resume: boo
             report_progress("rounds", number - 1, config.federation.rounds)
             has_memory = bool(client_state.states)
             repeated = repeated_rounds.get(number)
-            arrays, round_rows = _run_round(
-                experiment, strategy, client_grid, number, arrays, ledger, folder, repeated, colluders
-            )
+            with name_failed_device(number):
+                arrays, round_rows = _run_round(
+                    experiment, strategy, client_grid, number, arrays, ledger, folder, repeated, colluders
+                )
             if recipe_check is not None:
                 recipe_check.check_round(number, has_memory=has_memory)
 
@@ -373,11 +375,11 @@ def _note_failures(replies: Iterable[Message], number: int, failed: set[int]) ->
     After the first round, a round in which all clients are silent is lost, and the run goes on.
 
     Raises:
-        RunError: all clients failed, or in the first round all were silent.
+        RunError: the device of a client failed, all clients failed, or in the first round all were silent.
     """
     count = 0
     reasons: dict[str, list[int]] = {}
-    for reply in replies:
+    for reply in check_devices(replies, number):
         count += 1
         client = reply.metadata.src_node_id
         log.debug("round %d, client %d: %s", number, client, "failed" if reply.has_error() else "returned")
@@ -418,7 +420,7 @@ def _evaluate(
     if experiment.data.clients_hold_out:
         messages = list(strategy.configure_evaluate(number, arrays, ConfigRecord(), grid))
         answers = grid.send_and_receive(messages, timeout=experiment.config.federation.timeout)
-        replies = list(track(answers, "evaluation by clients", len(messages)))
+        replies = list(check_devices(track(answers, "evaluation by clients", len(messages)), number))
         # Under secure aggregation, nothing of a single client may reach the strategy.
         if experiment.config.secure_aggregation is None:
             strategy.aggregate_evaluate(number, replies)

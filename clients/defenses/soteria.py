@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedsim.base.constraints import ShareBelowOne
-from fedsim.base.errors import RunError, first_line
+from fedsim.base.errors import RunError, first_line, is_device_failure
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Defense
@@ -92,6 +92,8 @@ def feature_gradient_norms(features: Tensor, inputs: Tensor) -> Tensor:
         try:
             (gradients,) = torch.autograd.grad(features, inputs, grad_outputs, retain_graph=True, is_grads_batched=True)
         except RuntimeError as error:
+            if is_device_failure(error):
+                raise
             raise RunError(
                 f"the features of the model have no gradient in its inputs ({first_line(error)}); choose another model"
             ) from error

@@ -18,7 +18,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedsim.base.errors import ConfigError
+from fedsim.base.errors import ConfigError, is_device_failure
 from fedsim.base.loss_term import select_examples
 from fedsim.base.randomness import seed_globals
 from fedsim.base.task import Loss, smooth_labels
@@ -348,6 +348,8 @@ class ClientMessage:
             with torch.no_grad():
                 (message,) = vmap(self.call_in_transform, randomness="same")(self.unknown_inputs[None])
         except (RuntimeError, NotImplementedError) as error:
+            if is_device_failure(error):
+                raise
             log.info("not vectorised, so one perturbed batch at a time: %s", error)
             return False
         return agree_up_to_rounding(message, self.vector)

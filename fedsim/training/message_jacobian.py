@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import jvp, vjp, vmap
 from torch.nn.functional import one_hot
 
-from fedsim.base.errors import RunError, first_line
+from fedsim.base.errors import RunError, first_line, is_device_failure
 from fedsim.base.randomness import generator
 
 if TYPE_CHECKING:
@@ -54,6 +54,8 @@ class MessageJacobian:
             self._outputs = sent.contributions(self._inputs)
             reason = "" if self._is_a_derivative() else "its backward pass is taken for a constant"
         except (RuntimeError, NotImplementedError) as error:
+            if is_device_failure(error):
+                raise
             reason = first_line(error)
         if reason:
             raise RunError(
@@ -77,6 +79,8 @@ class MessageJacobian:
                 pushed = self._push_many(direction[None])
                 pulled = self._pull_many(pushed)
         except (RuntimeError, NotImplementedError) as error:
+            if is_device_failure(error):
+                raise
             log.info(
                 "no vectorised forward-mode derivative, so one double backward each: %s",
                 first_line(error),
@@ -254,6 +258,8 @@ def _has_second_derivative(layer: nn.Module, point: Tensor) -> bool:
     try:
         inputs = point.clone().requires_grad_()
         (product,) = torch.autograd.grad(gradient_at(inputs), inputs, direction, materialize_grads=True)
-    except (RuntimeError, NotImplementedError):
+    except (RuntimeError, NotImplementedError) as error:
+        if is_device_failure(error):
+            raise
         return False
     return agree_up_to_rounding(2 * product, gradient_ahead - gradient_behind)

@@ -51,6 +51,8 @@ COHORT_MESSAGE_TYPE = "query.cohort"
 ORDER_RECORD = "cohort"
 """Name of the record in it that names them."""
 TOO_LATE = "no reply in time"
+DEVICE_FAILED = "its device failed"
+"""Beginning of the reason of a client whose device was lost, or its memory did not last."""
 
 
 _LEAST_REPLY_MEMORY = 512 << 20

@@ -20,10 +20,10 @@ from flwr.app import Context, Message, RecordDict
 from flwr.app.metadata import Metadata
 from flwr.clientapp import ClientApp
 
-from fedsim.base.errors import error_reason
+from fedsim.base.errors import error_reason, first_line, is_device_failure
 from fedsim.federation.engines.arrays import fill_record
 from fedsim.federation.engines.client_state import STATE_PREFIX, add_state, read_states
-from fedsim.federation.engines.cohort import ORDER_RECORD, TOO_LATE, error_reply
+from fedsim.federation.engines.cohort import DEVICE_FAILED, ORDER_RECORD, TOO_LATE, error_reply
 
 _Result = TypeVar("_Result")
 _ALARM_INTERVAL = 1.0
@@ -174,8 +174,15 @@ def _call_app(app: ClientApp, message: Message, context: Context) -> Mapping[str
     except (KeyboardInterrupt, _TimeUp):
         raise
     except BaseException as error:  # also SystemExit
-        return error_reply(error_reason(error))
+        return error_reply(failure_reason(error))
     return reply.content
+
+
+def failure_reason(error: BaseException) -> str:
+    """Return the reason of a client's failure; it begins with `DEVICE_FAILED` where its device is to blame."""
+    if is_device_failure(error):
+        return f"{DEVICE_FAILED} ({type(error).__name__}: {first_line(error)})"
+    return error_reason(error)
 
 
 def _attach_state(reply: Mapping[str, Any] | None, state: RecordDict) -> Mapping[str, Any]:
