@@ -544,7 +544,7 @@ class Experiment:
         """
         return smooth_labels(self.client_loss, self.training.label_smoothing)
 
-    @property
+    @cached_property
     def client_loss(self) -> Loss:
         """Return the task's loss with the term of a model that adds one, before labels are smoothed."""
         return add_model_term(self.dataset.task.loss, self.model)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from torch import Tensor, nn
 
@@ -84,10 +84,14 @@ class TrainingHooks:
             self._check_canaries(defenses)
         self.clipping_factors = self._choose_factors(model)
 
-    @contextmanager
-    def local_step(self, step: LocalStep) -> Iterator[None]:
+    def local_step(self, step: LocalStep) -> AbstractContextManager[None]:
         """Let the contexts of all hooks know the step that is under way; the next one follows."""
         contexts = [context for users in self._users.values() for _, context in users]
+        return self._tell_contexts(contexts, step) if contexts else nullcontext()
+
+    @staticmethod
+    @contextmanager
+    def _tell_contexts(contexts: Sequence[LocalContext], step: LocalStep) -> Iterator[None]:
         for context in contexts:
             context.local_step = step
         try:

@@ -60,9 +60,16 @@ def load_state(model: nn.Module, state: State) -> None:
     Raises:
         RunError: `state` has a tensor that the model does not have, or in another shape.
     """
-    model_tensors = model.state_dict()
-    _check_tensors(model_tensors, state)
-    model.load_state_dict({**model_tensors, **state})
+    _load_tensors(model, _check_tensors(model, state), state)
+
+
+def load_broadcast(model: nn.Module, state: State) -> None:
+    """Copy `state` into `model` as `load_state` does, but only a state with all parameters.
+
+    Raises:
+        RunError: as from `check_broadcast`.
+    """
+    _load_tensors(model, check_broadcast(model, state), state)
 
 
 def load_integer_buffers(model: nn.Module, state: State) -> None:
@@ -78,21 +85,39 @@ def load_integer_buffers(model: nn.Module, state: State) -> None:
             buffer.copy_(tensor.round() if tensor.is_floating_point() else tensor)
 
 
-def check_broadcast(model: nn.Module, state: State) -> None:
+def check_broadcast(model: nn.Module, state: State) -> State:
     """Check that `state` has all parameters of `model` and nothing that the model does not have.
+
+    Returns:
+        All tensors of the model, by name.
 
     Raises:
         RunError: a tensor is missing, unknown or of another shape.
     """
-    _check_tensors(model.state_dict(), state)
+    model_tensors = _check_tensors(model, state)
     if missing := [name for name, _ in model.named_parameters() if name not in state]:
         raise RunError(f"the broadcast has no '{missing[0]}', which is a parameter of the model; send all of them")
+    return model_tensors
 
 
-def _check_tensors(model_tensors: State, state: State) -> None:
+def _check_tensors(model: nn.Module, state: State) -> State:
+    """Return all tensors of the model by name, after a check that it has those of `state`."""
+    model_tensors: State = model.state_dict(keep_vars=True)
     for name, tensor in state.items():
         if name not in model_tensors:
             raise RunError(f"the model has no '{name}', expected its own tensors alone; send nothing else beside them")
         expected = model_tensors[name].shape
         if tensor.shape != expected:
             raise RunError(f"'{name}' has shape {tuple(tensor.shape)}, expected {tuple(expected)} as in the model")
+    return model_tensors
+
+
+def _load_tensors(model: nn.Module, model_tensors: State, state: State) -> None:
+    """Copy `state` into `model`, whose tensors by name are `model_tensors`."""
+    if any(type(model_tensors[name]) is not nn.Parameter for name in state):
+        # Buffers, or a layer has a form of its own for what it saves.
+        model.load_state_dict({**model_tensors, **state})
+        return
+    with torch.no_grad():
+        for name, tensor in state.items():
+            model_tensors[name].copy_(tensor)

@@ -68,10 +68,14 @@ class Optimizer(ABC):
                 tensors = group["params"]
                 memories = self.memory[start : start + len(tensors)]
                 start += len(tensors)
-                pairs = [pair for pair in zip(tensors, memories, strict=True) if pair[0].grad is not None]
-                moving = [tensor for tensor, _ in pairs]
-                gradients = [tensor.grad for tensor in moving]
-                self._move(moving, gradients, [memory for _, memory in pairs], group["lr"])
+                gradients = [tensor.grad for tensor in tensors]
+                moving = [position for position, gradient in enumerate(gradients) if gradient is not None]
+                if len(moving) < len(tensors):
+                    tensors, gradients, memories = (
+                        [values[position] for position in moving] for values in (tensors, gradients, memories)
+                    )
+                if moving:
+                    self._move(tensors, gradients, memories, group["lr"])
 
     @abstractmethod
     def _move(
@@ -106,6 +110,10 @@ class SGD(Optimizer):
         memories: list[dict[str, Tensor]],
         lr: float,
     ) -> None:
+        if not (self._momentum or self._weight_decay or self._fused):
+            # The steps of `sgd`, in one call: of a small network, its loop takes a part of a gradient's time.
+            torch._foreach_add_(tensors, gradients, alpha=-lr)
+            return
         buffers = [memory.get("momentum") for memory in memories]
         sgd(
             tensors,

@@ -254,15 +254,12 @@ def _accept(value: object) -> None:
 
 def read_state(record: Mapping[str, Array]) -> State:
     """Return the tensors of `record`; they share memory with it, so nobody may write to them."""
-    return {name: _share_memory(view_values(array)) for name, array in record.items()}
-
-
-def _share_memory(values: NDArray[Any]) -> Tensor:
-    if values.flags.writeable:
-        return torch.from_numpy(values)
-    with warnings.catch_warnings():
+    values = {name: view_values(array) for name, array in record.items()}
+    if all(array.flags.writeable for array in values.values()):
+        return {name: torch.from_numpy(array) for name, array in values.items()}
+    with warnings.catch_warnings():  # once for all arrays, because it takes longer than to read one
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.from_numpy(values)
+        return {name: torch.from_numpy(array) for name, array in values.items()}
 
 
 def make_lazy(record: ArrayRecord) -> None:
