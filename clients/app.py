@@ -26,7 +26,7 @@ from fedsim.base.process_defaults import protect_defaults
 from fedsim.base.randomness import use_one_thread
 from fedsim.federation.build import Experiment
 from fedsim.federation.engines.arrays import fill_record, make_record, read_state
-from fedsim.federation.engines.cohort import COHORT_MESSAGE_TYPE, error_reply
+from fedsim.federation.engines.cohort import COHORT_MESSAGE_TYPE, ORDER_RECORD, error_reply
 from fedsim.federation.engines.lent_experiments import find_experiment
 from fedsim.federation.engines.node import failure_reason, play_cohort
 from fedsim.federation.engines.readiness import READY, TROUBLE, host_versions, summarise_failure
@@ -58,8 +58,9 @@ app = ClientApp(mods=[restore_defaults])
 @app.query(COHORT_MESSAGE_TYPE.split(".")[1])
 def play_clients(message: Message, context: Context) -> Message:
     """Simulate several clients for one message; see `fedsim.federation.engines.node`."""
+    trains_at_once = message.content[ORDER_RECORD]["together"] > 1  # type: ignore[operator]
     with use_one_thread():  # the same bytes on every engine
-        return play_cohort(app, message, context, _train_cohort)
+        return play_cohort(app, message, context, _train_cohort if trains_at_once else None)
 
 
 @app.query(READY.split(".")[1])

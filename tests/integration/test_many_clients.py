@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,25 +14,18 @@ import strategies.curious
 from fedsim.federation import build
 from fedsim.recording.transcript import Transcript
 from strategies.reply_means import ReplyCollector
+from tests.support.counted_setups import ReplyReads, make_noting_config, read_notes
 from tests.support.experiments import make_tiny_config, run_serial
 
 
-def test_a_run_loads_its_data_and_builds_its_network_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = Counter[str]()
-    load, new_model = build.check_dataset, build.Experiment.new_model
-
-    def count_load(*arguments: Any) -> Any:
-        calls["load"] += 1
-        return load(*arguments)
-
-    def count_network(*arguments: Any) -> Any:
-        calls["network"] += 1
-        return new_model(*arguments)
-
-    monkeypatch.setattr(build, "check_dataset", count_load)
-    monkeypatch.setattr(build.Experiment, "new_model", count_network)
-    run_serial(make_tiny_config(recording={"keep": "recipe"}, attack=[]), tmp_path / "run")
-    assert calls == {"load": 1, "network": 1}
+@pytest.mark.parametrize("settings", [{}, {"federation": {"vectorise": False}}, {"recording": {"keep": "recipe"}}])
+def test_a_run_loads_its_data_and_builds_its_network_once_and_reads_each_reply_once(
+    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = ReplyReads(monkeypatch)
+    run_serial(make_noting_config(tmp_path / "note", **settings), tmp_path / "run")
+    assert list(read_notes(tmp_path / "note").values()) == [{"data": 1, "network": 1}]
+    assert reads.counts() == [1] * (2 * 4 * 4)  # rounds, clients, arrays
 
 
 def test_an_experiment_takes_from_another_only_what_is_the_same() -> None:

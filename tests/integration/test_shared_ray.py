@@ -23,6 +23,7 @@ from tests.integration import test_client_memory, test_engines, test_exposure_ru
 from tests.integration.test_payloads import sparse_and_quantised
 from tests.integration.test_ray import PLUGINS, assert_one_sentence
 from tests.integration.test_secure_aggregation import secure
+from tests.support.counted_setups import ReplyReads, make_noting_config, read_notes
 from tests.support.experiments import make_tiny_config, run_serial
 from tests.support.processes import find_descendants
 from tests.support.ray import share_ray
@@ -86,6 +87,18 @@ def test_ray_writes_the_same_bytes_as_serial(make_config: Callable[[], Config], 
     serial = run_serial(make_config(), tmp_path / "serial")
     ray = run_serial(on_ray(make_config(), actors), tmp_path / "ray")
     assert_same_runs(ray, serial)
+
+
+@pytest.mark.thorough
+def test_each_process_loads_the_data_and_builds_the_network_once_and_a_reply_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = ReplyReads(monkeypatch)
+    run_serial(on_ray(make_noting_config(tmp_path / "note"), 2), tmp_path / "run")
+    notes = read_notes(tmp_path / "note")
+    assert 2 <= len(notes) <= 3  # this process, and the actors
+    assert all(counts == {"data": 1, "network": 1} for counts in notes.values())
+    assert reads.counts() == [1] * (2 * 4 * 4)  # rounds, clients, arrays
 
 
 @pytest.mark.thorough

@@ -80,7 +80,7 @@ def play_cohort(
 
         # Train the whole group at once where that is possible.
         group_replies: Replies = {}
-        if train_group and group_size > 1:
+        if train_group:
             first = _make_client_message(message, shared, group[0], order["message-type"])
             group_replies = budget.run(partial(train_group, first, states), others_wait=True) or {}
             budget.finished += len(group_replies)
