@@ -6,18 +6,23 @@ with c + (c_i+ - c_i), so whoever saw all its messages knows c_i, the sum of the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from fedsim.base.errors import TranscriptError
 from fedsim.recording.known_terms import read_distance
+from fedsim.recording.message_format import MessageFormat
 from fedsim.recording.payloads import Payload, State
 from fedsim.recording.wire_format import Update
 
 CONTROL_PREFIX = "control/"
 """Beginning of the names of control variates among the arrays of a message."""
+_MIN_TELLING_RESIDUAL = 1e-3
+"""Share of a move below which rounding alone may leave it unexplained."""
 
 
 def split_controls(state: State) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -77,16 +82,87 @@ def remove_controls(update: Update, own_control: State) -> Update:
     for name in server_control:
         moves[name] = before[name].double() - after[name].double()
         mean_steps[name] = sent[name].double()  # c + (g - c_i)
-    gradient_move: dict[str, Tensor] = {}
     distance = read_distance(update.config, update.num_examples) or _fit_distance(moves, mean_steps)
+    gradient_move = _estimate_gradient_move(distance, moves, mean_steps, server_control, own_control)
+    payload = Payload.from_dense(after, "weights")
+    return replace(update, before=before, payload=payload, gradient_move=gradient_move or None)
+
+
+def _estimate_gradient_move(
+    distance: float, moves: State, mean_steps: State, server_control: State, own_control: State
+) -> dict[str, Tensor]:
+    """Return by name K eta g, the move that the local gradients made; empty where the client made no step.
+
+    Args:
+        distance: K eta, or 0.
+        moves: w_t - w_T, in float64.
+        mean_steps: c + (c_i+ - c_i), in float64.
+        server_control: c.
+        own_control: c_i before this round; parameters that are left out have 0.
+    """
+    gradient_move: dict[str, Tensor] = {}
     if distance:
         for name, control in server_control.items():
             # The estimate of least variance from both, whose noise is of one size.
             mean_step = (mean_steps[name] + distance * moves[name]) / (1 + distance**2)
             mean_gradient = mean_step - control.double() + own_control.get(name, torch.zeros(())).double()
-            gradient_move[name] = (distance * mean_gradient).to(after[name].dtype)
-    payload = Payload.from_dense(after, "weights")
-    return replace(update, before=before, payload=payload, gradient_move=gradient_move or None)
+            gradient_move[name] = (distance * mean_gradient).to(control.dtype)
+    return gradient_move
+
+
+def remove_app_controls(update: Update, earlier_updates: Iterable[Update], message_format: MessageFormat) -> Update:
+    """Return an update of an app with the move that the local gradients made, see `remove_controls`.
+
+    Args:
+        update: as it was recorded, with several records of arrays.
+        earlier_updates: all that the client sent before.
+        message_format: names the record of control variates, and what clients send in it.
+
+    Raises:
+        TranscriptError: they are not as the format says, or what the client sent fits the other reading of
+            `control_replies` better.
+    """
+    server_control, sent = message_format.read_controls(update)
+    # c_i before this round, by both readings of what the client sent.
+    total: dict[str, Tensor] = {}
+    last: dict[str, Tensor] = {}
+    for earlier in earlier_updates:
+        _, earlier_sent = message_format.read_controls(earlier)
+        for name in server_control:
+            last[name] = earlier_sent[name].double()
+            total[name] = total.get(name, 0.0) + last[name]
+    steps_by_reading: dict[str, dict[str, Tensor]] = {"change": {}, "value": {}}
+    for name, control in server_control.items():
+        steps_by_reading["change"][name] = control.double() + sent[name].double()
+        steps_by_reading["value"][name] = steps_by_reading["change"][name] - last.get(name, 0.0)
+    own_control = last if message_format.control_replies == "value" else total
+    moves = {name: move for name, move in message_format.read_moves(update).items() if name in server_control}
+
+    # A client moves by K eta times its mean step, so that the right reading leaves the smaller residual.
+    residuals = {reading: _fit_residual(moves, steps) for reading, steps in steps_by_reading.items()}
+    stated = message_format.control_replies
+    other = "value" if stated == "change" else "change"
+    if residuals[stated] > _MIN_TELLING_RESIDUAL and residuals[other] < residuals[stated] / 2:
+        raise TranscriptError(
+            f"round {update.round}, client {update.client}: [app] control_replies says that it sent the {stated} of "
+            f"its control variate, and as its {other} what it sent fits its move better ({residuals[other]:.2g} of the "
+            f"move is left, not {residuals[stated]:.2g}); set control_replies = '{other}'"
+        )
+    # How far a client goes is fitted: what an app calls its learning rate may be that of the server.
+    mean_steps = steps_by_reading[stated]
+    distance = _fit_distance(moves, mean_steps)
+    gradient_move = _estimate_gradient_move(distance, moves, mean_steps, server_control, own_control)
+    return replace(update, gradient_move=gradient_move or None)
+
+
+def _fit_residual(moves: State, mean_steps: State) -> float:
+    """Return the norm of what no multiple of the mean steps explains of the moves, divided by that of the moves."""
+    distance = _fit_distance(moves, mean_steps)
+    left, size = 0.0, 0.0
+    for name, move in moves.items():
+        left += float((move - distance * mean_steps[name]).square().sum())
+        size += float(move.square().sum())
+    return math.sqrt(left / size) if size else 0.0
 
 
 def _fit_distance(moves: State, mean_steps: State) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
 from fedsim.base.constraints import NonNegativeInt, PositiveInt
 from fedsim.base.errors import TranscriptError
@@ -62,6 +62,10 @@ class MessageFormat(BaseModel):
             model is built with.
         private: parts of the model that stay with the clients, such as `head`; nobody sends them,
             and attacks do not know them.
+        controls: the record in which the server sends SCAFFOLD's control variate c, and clients answer with theirs,
+            under the names of the model's tensors in `record`.
+        control_replies: what clients send in it: the `change` of their control variate, c_i+ - c_i, or its new
+            `value`, c_i+.
         defended: whether the app's clients defend themselves, as by noise, so that their true examples may
             explain nothing of their messages; these are then scored all the same.
     """
@@ -83,6 +87,8 @@ class MessageFormat(BaseModel):
     outputs: str = ""
     frozen: bool = False
     private: list[str] = []
+    controls: str = ""
+    control_replies: Literal["change", "value"] = "change"
     defended: bool = False
 
     @field_validator("num_examples")
@@ -90,6 +96,18 @@ class MessageFormat(BaseModel):
     def _check_client_keys(cls, counts: int | dict[str, int] | None) -> int | dict[str, int] | None:
         check_client_ids(counts if isinstance(counts, dict) else ())
         return counts
+
+    @model_validator(mode="after")
+    def _check_controls(self) -> MessageFormat:
+        if self.control_replies != "change" and not self.controls:
+            raise ValueError("control_replies: no record of control variates is named; name it with controls")
+        if self.controls and (self.replies == "gradient" or self.message):
+            key = "message" if self.message else "replies"
+            raise ValueError(
+                f"controls: control variates correct several local steps of one model, which {key} = "
+                f"{getattr(self, key)!r} excludes; leave one of them out"
+            )
+        return self
 
     @property
     def stated_keys(self) -> set[str]:
@@ -113,7 +131,7 @@ class MessageFormat(BaseModel):
         where = f"round {update.round}, client {update.client}"
         # Select the record that holds the model.
         if update.records:
-            before = self._select_record(update.before, where, "the server", is_broadcast=True)
+            before = self._select_record(update.before, where, "the server", self._broadcast_key(update.before))
             sent = self._select_record(update.payload.arrays(), where, f"client {update.client}")
             update = replace(update, before=before, payload=Payload.from_dense(sent, "weights"), records=())
 
@@ -135,28 +153,67 @@ class MessageFormat(BaseModel):
             num_examples=self.num_examples_of(update.client, update.num_examples),
         )
 
-    def _select_record(self, state: State, where: str, sender: str, *, is_broadcast: bool = False) -> dict[str, Tensor]:
-        """Return the tensors of the record that holds the model.
+    def read_controls(self, update: Update) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the control variates that the server and the client sent, by the names of their tensors in messages.
+
+        Raises:
+            TranscriptError: one of them sent none, or some are not of tensors of the model.
+        """
+        where = f"round {update.round}, client {update.client}"
+        if not update.records:
+            raise TranscriptError(
+                f"{where}: messages have one record of arrays, and [app] controls names '{self.controls}' beside that "
+                "of the model; leave it out"
+            )
+        received = self._select_record(update.before, where, "the server", "controls")
+        sent = self._select_record(update.payload.arrays(), where, f"client {update.client}", "controls")
+        model = self._select_record(update.before, where, "the server", self._broadcast_key(update.before))
+        for name, control in received.items():
+            shapes = [state[name].shape if name in state else None for state in (received, model, sent)]
+            if len(set(shapes)) > 1:
+                raise TranscriptError(
+                    f"{where}: the control variate '{name}' of shape {tuple(control.shape)} has no counterpart in the "
+                    "model or in the reply; it is read where the app sends them under the names of the model's tensors"
+                )
+        return received, sent
+
+    def read_moves(self, update: Update) -> dict[str, Tensor]:
+        """Return w_t - w_T by the names of the tensors in messages, in float64, of a message with several records."""
+        where = f"round {update.round}, client {update.client}"
+        before = self._select_record(update.before, where, "the server", self._broadcast_key(update.before))
+        sent = self._select_record(update.payload.arrays(), where, f"client {update.client}")
+        moves = {}
+        for name in before.keys() & sent.keys():
+            moved = sent[name].double()
+            moves[name] = -moved if self.replies == "delta" else before[name].double() - moved
+        return moves
+
+    def _broadcast_key(self, broadcast: State) -> str:
+        """Return the key that names the record of w_t; empty where a single record is taken whatever its name."""
+        if self.broadcast_record:
+            return "broadcast_record"
+        return "" if len({name.partition("/")[0] for name in broadcast}) == 1 else "record"
+
+    def _select_record(self, state: State, where: str, sender: str, key: str = "record") -> dict[str, Tensor]:
+        """Return the tensors of one record.
 
         Args:
             state: the tensors of all records, called `RECORD/NAME`.
             where: round and client, for errors.
             sender: the sender, for errors.
-            is_broadcast: whether it is what the server sent, whose record may have a name of its own; a single one
-                is taken whatever its name, unless that is stated.
+            key: the key of this table that names the record; empty for the only one.
         """
-        key = "broadcast_record" if is_broadcast and self.broadcast_record else "record"
-        wanted = self.broadcast_record if key == "broadcast_record" else self.record
         records = list(dict.fromkeys(name.partition("/")[0] for name in state))
-        record = records[0] if is_broadcast and key == "record" and len(records) == 1 else wanted
-        if record not in records:
+        wanted = str(getattr(self, key)) if key else records[0]
+        if wanted not in records:
             quoted = ", ".join(f"'{name}'" for name in records)
-            reason = f"none is called '{wanted}'" if wanted else "which of them holds the model is not said"
+            holds = "the control variates" if key == "controls" else "the model"
+            reason = f"none is called '{wanted}'" if wanted else f"which of them holds {holds} is not said"
             remedy = f"name one with [app] {key}"
-            if is_broadcast and key == "record":
+            if sender == "the server" and key == "record":
                 remedy += ", or, where the server's has another name, with [app] broadcast_record"
             raise TranscriptError(f"{where}: {sender} sent the records of arrays {quoted}, and {reason}; {remedy}")
-        prefix = f"{record}/"
+        prefix = f"{wanted}/"
         return {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
 
     def _to_model(self, state: State, where: str, sent_names: Sequence[str]) -> dict[str, Tensor]:

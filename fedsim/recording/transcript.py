@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from fedsim.base.errors import PayloadError, TranscriptError
 from fedsim.base.files import replace_atomically
-from fedsim.recording.control_variates import holds_controls, remove_controls, sum_changes
+from fedsim.recording.control_variates import holds_controls, remove_app_controls, remove_controls, sum_changes
 from fedsim.recording.header import (
     RECORDABLE,
     RECORDING_FOLDER,
@@ -190,7 +190,9 @@ class Transcript:
         Such are control variates and FedDyn's linear term. A copy, from which they are removed
         already, says so by the moves that stand beside its replies.
         """
-        if LINEAR_KEY in self._recorded_header(number).config or self._sends_controls(number):
+        if self.message_format.controls or self._sends_controls(number):
+            return True
+        if LINEAR_KEY in self._recorded_header(number).config:
             return True
         return any(holds_move(name for _, name, _ in entries) for entries in self._read_index(number).values())
 
@@ -342,7 +344,10 @@ class Transcript:
                 "is an update of its own; name one with [app] message"
             )
         update = self.recorded_update(round, client, message or 1)
-        if not update.records:
+        if self.message_format.controls:
+            earlier_updates = self._earlier_updates(round, client, "control variate")
+            update = remove_app_controls(update, earlier_updates, self.message_format)
+        elif not update.records:
             update = self._remove_known_terms(update)
         return self.message_format.read(update)
 

@@ -33,6 +33,23 @@ def test_w_t_in_one_record_and_the_update_in_another(tmp_path: Path) -> None:
             attacked(tmp_path / "run", app | changed)
 
 
+def test_control_variates_in_a_record_of_their_own_are_taken_off_the_move(tmp_path: Path) -> None:
+    before, after, inputs = trained(built("mlp"))
+    rng, rate = torch.Generator().manual_seed(5), 0.5
+    control = {n: 0.1 * torch.randn(t.shape, generator=rng) for n, t in before.items()}
+    # One step of SCAFFOLD in the first round, where c_i is 0: w_T = w_t - rate (g + c), and c_i+ = g.
+    gradient = {n: (before[n] - after[n]) / rate for n in before}
+    moved = {n: after[n] - rate * control[n] for n in before}
+    sent = {f"model/{n}": t for n, t in before.items()} | {f"cv/{n}": t for n, t in control.items()}
+    back = {f"model/{n}": t for n, t in moved.items()} | {f"cv/{n}": t for n, t in gradient.items()}
+    record(tmp_path / "run", sent, back, records=("model", "cv"))
+    assert psnr_of(tmp_path / "run", inputs, {"record": "model", "controls": "cv"}) > 60
+    _, failures = attacked(tmp_path / "run", {"record": "model"})
+    assert "the update spans more than N = 6 inputs" in failures[0]
+    with pytest.raises(FedsimError, match=r"none is called 'c'; name one with \[app\] controls"):
+        attacked(tmp_path / "run", {"record": "model", "controls": "c"})
+
+
 def test_a_record_that_no_message_holds(tmp_path: Path) -> None:
     before, after, _ = trained(built("mlp"))
     record(tmp_path / "run", before, after)
