@@ -425,7 +425,10 @@ def _first_updates(transcript: Transcript) -> list[Update]:
             continue
         for client in clients:
             try:
-                updates.append(transcript.message_format.read(transcript.recorded_update(number, client)))
+                if transcript.message_format.controls:  # whether they are there is said before any work
+                    updates.append(transcript.update(number, client))
+                else:
+                    updates.append(transcript.message_format.read(transcript.recorded_update(number, client)))
             except TranscriptError as error:  # likewise
                 last_error = error
             if len(updates) == _MAX_CLIENTS:
