@@ -83,24 +83,33 @@ def _reuse_memory(model: nn.Module, inputs: Tensor, gradients: Sequence[Tensor])
     Large activations do not stay in a cache, so that each time they are written takes as long as part of a convolution.
     """
     relus = [module for module in model.modules() if type(module) is nn.ReLU and not module.inplace]
-    pools: list[tuple[nn.Module, str, nn.AvgPool2d]] = []
-    for parent in model.modules():
-        for name, module in parent.named_children():
-            # Hooks would stay with the layer that is replaced.
-            is_hooked = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
-            if type(module) is nn.AvgPool2d and _tiles(module) and not is_hooked:
-                pools.append((parent, name, module))
+    replaced: list[tuple[nn.Module, str, nn.Module]] = []
+    for parent in list(model.modules()):
+        previous = ""
+        for name, module in list(parent.named_children()):
+            if type(module) is nn.AvgPool2d and _tiles(module) and not _has_hooks(module):
+                before = getattr(parent, previous) if previous and type(parent) is nn.Sequential else None
+                follows_relu = type(before) is nn.ReLU and not _has_hooks(before)
+                if follows_relu:
+                    replaced.append((parent, previous, before))
+                    setattr(parent, previous, nn.Identity())
+                replaced.append((parent, name, module))
+                setattr(parent, name, _TilePooling(module.kernel_size, follows_relu=follows_relu))
+            previous = name
     for relu in relus:
         relu.inplace = True
-    for parent, name, pool in pools:
-        setattr(parent, name, _TilePooling(pool.kernel_size))
-    is_same = bool(relus or pools) and _give_gradients(model, inputs, gradients)
+    is_same = bool(relus or replaced) and _give_gradients(model, inputs, gradients)
     if not is_same:
         for relu in relus:
             relu.inplace = False
-        for parent, name, pool in pools:
-            setattr(parent, name, pool)
+        for parent, name, module in replaced:
+            setattr(parent, name, module)
     return is_same
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    """Tell whether a layer has hooks, which would stay with it when it is replaced."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
 
 
 def _tiles(pool: nn.AvgPool2d) -> bool:
@@ -110,36 +119,48 @@ def _tiles(pool: nn.AvgPool2d) -> bool:
 
 
 class _TilePooling(nn.Module):
-    """Average pooling by squares that do not overlap."""
+    """Average pooling by squares that do not overlap, of a ReLU's values where `follows_relu`."""
 
-    def __init__(self, side: Any) -> None:
+    def __init__(self, side: Any, *, follows_relu: bool) -> None:
         super().__init__()
         self.side: int = side
+        self.follows_relu = follows_relu
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the mean of each square."""
         if images.ndim != 4 or images.shape[-2] % self.side or images.shape[-1] % self.side:
-            return avg_pool2d(images, self.side)
-        pool: Callable[[Tensor, int], Tensor] = _AverageOfTiles.apply
-        return pool(images, self.side)
+            return avg_pool2d(images.relu() if self.follows_relu else images, self.side)
+        pool: Callable[[Tensor, int, bool], Tensor] = _AverageOfTiles.apply
+        return pool(images, self.side, self.follows_relu)
 
 
 class _AverageOfTiles(Function):
-    """Average pooling, whose gradient PyTorch writes twice, and moves where layouts differ."""
+    """Average pooling whose gradient is written once; PyTorch writes it twice, and again for a ReLU or a layout.
+
+    After a ReLU, one backward pass writes over the activations, so that there cannot be a second one.
+    """
 
     @staticmethod
-    def forward(ctx: Any, images: Tensor, side: int) -> Tensor:
+    def forward(ctx: Any, images: Tensor, side: int, follows_relu: bool) -> Tensor:
         """Return the mean of each square."""
-        ctx.side = side
+        ctx.side, ctx.follows_relu = side, follows_relu
+        if follows_relu:
+            images.relu_()
+            ctx.save_for_backward(images)
         return avg_pool2d(images, side)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         """Return the gradient of each mean, divided among the pixels of its square."""
-        means = gradients[0].permute(0, 2, 3, 1) / ctx.side**2
+        side = ctx.side
+        means = gradients[0].permute(0, 2, 3, 1).contiguous() / side**2
         count, height, width, channels = means.shape
-        tiles = means[:, :, None, :, None, :].expand(-1, -1, ctx.side, -1, ctx.side, -1)
-        return tiles.reshape(count, height * ctx.side, width * ctx.side, channels).permute(0, 3, 1, 2), None
+        tiles = means[:, :, None, :, None, :].expand(-1, -1, side, -1, side, -1)
+        if ctx.follows_relu:
+            (values,) = ctx.saved_tensors
+            values = values.permute(0, 2, 3, 1).unflatten(2, (width, side)).unflatten(1, (height, side))
+            tiles = torch.ops.aten.threshold_backward.grad_input(tiles, values, 0, grad_input=values)
+        return tiles.reshape(count, height * side, width * side, channels).permute(0, 3, 1, 2), None, None
 
 
 def _give_gradients(model: nn.Module, inputs: Tensor, gradients: Sequence[Tensor]) -> bool:

@@ -89,6 +89,28 @@ def hook_pooling() -> nn.Module:
     return model
 
 
+def hook_relu() -> nn.Module:
+    """Return a network that remembers what the ReLU before its pooling gives."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(16, 5))
+    model[1].register_forward_hook(lambda module, inputs, outputs: None)
+    return model
+
+
+class SharedRelu(nn.Module):
+    """Reads once more what a ReLU in front of a pooling is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.head = nn.Conv2d(3, 4, 3), nn.Linear(16, 5)
+        self.layers = nn.Sequential(nn.ReLU(), nn.AvgPool2d(2))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        maps = self.convolution(inputs)
+        pooled = self.layers(maps)
+        outputs: Tensor = self.head((pooled + maps[:, :, ::2, ::2].square()).flatten(1))
+        return outputs
+
+
 def convolutions(*layers: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 3), *layers, nn.ReLU(), nn.Flatten(), nn.Linear(64, 5))
 
@@ -108,10 +130,12 @@ def _seed() -> None:
         (begin_with_zeros, ModelShortcuts()),
         (Pooled, ModelShortcuts(True, True, False)),
         (hook_pooling, ModelShortcuts(True, True, False)),
+        (hook_relu, ModelShortcuts(True, True, True)),
+        (SharedRelu, ModelShortcuts(True, True, False)),
         (lambda: convolutions(Centres()), ModelShortcuts(False, True, True)),
         (lambda: convolutions(nn.BatchNorm2d(4)), ModelShortcuts(False, True, True)),
     ],
-    ids=["plain", "view", "memory order", "input of a ReLU", "zeros", "pooling", "hook", "batch mean", "batch norm"],
+    ids=["plain", "view", "memory order", "input of a ReLU", "zeros", "pooling", "hook", "hooked ReLU", "input of a pooled ReLU", "batch mean", "batch norm"],
 )
 def test_a_shortcut_is_taken_where_the_model_allows_it(build: type[nn.Module], shortcuts: ModelShortcuts) -> None:
     model, inputs = build(), torch.rand(4, 3, 6, 6)
@@ -124,10 +148,11 @@ def test_a_shortcut_is_taken_where_the_model_allows_it(build: type[nn.Module], s
 
 
 @pytest.mark.parametrize("pool", [nn.AvgPool2d(2), nn.AvgPool2d(3), nn.AvgPool2d(2, 1), nn.AvgPool2d(2, padding=1)])
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh])
 @pytest.mark.parametrize("side", [11, 14])
-def test_pooling_gives_the_same_bits_in_less_memory(pool: nn.AvgPool2d, side: int) -> None:
+def test_pooling_gives_the_same_bits_in_less_memory(pool: nn.AvgPool2d, activation: type[nn.Module], side: int) -> None:
     """Windows that overlap, and images that they do not cover, too."""
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), pool, nn.Flatten(), nn.LazyLinear(5)).train()
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), activation(), pool, nn.Flatten(), nn.LazyLinear(5)).train()
     inputs, labels = torch.rand(6, 3, side, side), torch.tensor([0, 1, 2, 3, 4, 0])
 
     def gradients() -> tuple[Tensor, ...]:
@@ -135,8 +160,9 @@ def test_pooling_gives_the_same_bits_in_less_memory(pool: nn.AvgPool2d, side: in
 
     _ = model(inputs)
     expected = gradients()
-    assert find_shortcuts(model, SETTINGS, inputs).reuses_memory
-    assert (model[2] is not pool) == (pool.stride == pool.kernel_size and not pool.padding)
+    tiles = pool.stride == pool.kernel_size and not pool.padding
+    assert find_shortcuts(model, SETTINGS, inputs).reuses_memory == (tiles or activation is nn.ReLU)
+    assert (model[2] is not pool) == tiles
     model.to(memory_format=torch.contiguous_format)
     assert all(map(torch.equal, gradients(), expected))
 
