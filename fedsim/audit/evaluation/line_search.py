@@ -21,7 +21,7 @@ class LinePoint(NamedTuple):
 
 _ACCURACY = 0.001
 """A parabola that gains less than this ends a coarse search, if the one before was right to as much."""
-_MAX_PARABOLAS = 6
+_MAX_PARABOLAS = 3
 _LEAST_DISTANCE, _STEP = 0.01, 0.3
 """A parabola whose lowest point is nearer than the first number to the best position says nothing
 new; the second number is the share of the way to a neighbour at which it is tried instead."""
