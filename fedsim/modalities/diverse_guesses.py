@@ -12,12 +12,19 @@ import hashlib
 import warnings
 import weakref
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from functools import cache
+from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from fedsim.base.content_hashes import hash_json
+from fedsim.base.files import cache_folder, replace_atomically
 from fedsim.interfaces.modality import PublicExamples
 
 if TYPE_CHECKING:
@@ -33,6 +40,8 @@ _shared_by_data: dict[int, list[tuple[Tensor, dict[Hashable, Any]]]] = {}
 _MAX_CLUSTERINGS = 1000
 _cluster_numbers: dict[tuple[str, tuple[int, ...], int], Tensor] = {}
 """Number of the cluster of each row, by hash and shape of the rows and number of clusters."""
+_CLUSTERS = "clusters"
+"""Name of such numbers in a file of the cache."""
 
 
 def clusters_of_claims(public: PublicExamples, labels: Tensor) -> list[Tensor]:
@@ -122,11 +131,40 @@ def _split(data: Tensor, indices: Tensor, count: int) -> list[Tensor]:
     if key not in _cluster_numbers:
         if len(_cluster_numbers) >= _MAX_CLUSTERINGS:
             _cluster_numbers.pop(next(iter(_cluster_numbers)))
-        _cluster_numbers[key] = _number_clusters(rows, number)
+        _cluster_numbers[key] = _load_or_number_clusters(rows, number, key)
     cluster_of = _cluster_numbers[key]
     clusters = [indices[cluster_of == cluster] for cluster in range(number)]
     clusters = sorted((cluster for cluster in clusters if len(cluster)), key=len, reverse=True)
     return [clusters[position % len(clusters)] for position in range(count)]
+
+
+def _load_or_number_clusters(rows: NDArray[np.float64], number: int, key: Hashable) -> Tensor:
+    """Return `_number_clusters`, from a file where another process of this user has computed it already.
+
+    Reports need these numbers for what scores had for floors, and importing scikit-learn takes a second.
+    """
+    packages = [f"{name} {version(name)}" for name in ("scikit-learn", "numpy", "scipy")]
+    path = cache_folder() / "clusters" / f"{hash_json([repr(key), *packages])}.safetensors"
+    if (cluster_numbers := _read_cluster_numbers(path, len(rows), number)) is not None:
+        return cluster_numbers
+    cluster_numbers = _number_clusters(rows, number)
+    with suppress(OSError):  # a cache that cannot be written only costs time
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replace_atomically(path) as temporary:
+            save_file({_CLUSTERS: cluster_numbers.contiguous()}, temporary)
+    return cluster_numbers
+
+
+def _read_cluster_numbers(path: Path, length: int, number: int) -> Tensor | None:
+    """Read the number of the cluster of each row; None where there is no such file, or a damaged one."""
+    if not path.is_file():
+        return None
+    try:
+        cluster_numbers = load_file(path)[_CLUSTERS]
+    except (OSError, SafetensorError, KeyError):
+        return None
+    is_valid = cluster_numbers.dtype == torch.int32 and cluster_numbers.shape == (length,)
+    return cluster_numbers if is_valid and bool(((cluster_numbers >= 0) & (cluster_numbers < number)).all()) else None
 
 
 def _number_clusters(rows: NDArray[np.float64], number: int) -> Tensor:

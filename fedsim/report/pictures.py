@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
+from zlib import Z_BEST_SPEED
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ from fedsim.interfaces.metric import describe_metric
 
 Bytes = NDArray[np.uint8]
 
-ROOM, ROOM_FOR_STEPS = 8_000_000, 3_500_000
+ROOM, ROOM_FOR_STEPS = 8_500_000, 3_750_000
 """Most bytes of PNGs on a page: of claims, originals and guesses, and of claims at earlier iterations."""
 _MAX_BYTES, _LARGEST_STEPS = 600_000, 2_000_000
 """Most bytes of pixels of one finding, at the end and over its iterations; of larger images fewer are shown."""
@@ -246,7 +247,8 @@ def encode_png(images: Bytes) -> bytes:
     rows, columns, height, width = images.shape[:4]
     sheet = np.moveaxis(images, 1, 2).reshape(rows * height, columns * width, *images.shape[4:])
     file = io.BytesIO()
-    Image.fromarray(sheet).save(file, format="PNG")
+    # The default level takes 1.6 times as long for files that are 5 % smaller.
+    Image.fromarray(sheet).save(file, format="PNG", compress_level=Z_BEST_SPEED)
     return file.getvalue()
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from fedsim.audit.evaluation.scoring import score_examples
 from fedsim.audit.evaluation.statistics import is_more_than_half
 from fedsim.audit.evaluation.truth import Truth
+from fedsim.base.files import cache_folder
 from fedsim.base.randomness import generator
 from fedsim.data.digits import Digits
 from fedsim.interfaces.findings import Reconstruction
@@ -84,6 +85,16 @@ def test_equal_examples_are_clustered_once_for_each_number_of_clusters(monkeypat
     assert len(cluster(data, 3)) == 3
     cluster(data.flip(0), 2)
     assert calls == [2, 3, 2]
+    # Another process, such as that of a report, finds them in the cache; a damaged file is computed again.
+    expected = cluster(data, 2), cluster(data, 3)
+    for damage in (None, b"no tensors", b""):
+        monkeypatch.setattr(diverse_guesses, "_cluster_numbers", {})
+        if damage is not None:
+            for path in (cache_folder() / "clusters").iterdir():
+                path.write_bytes(damage)
+        assert (cluster(data.clone(), 2), cluster(data.clone(), 3)) == expected
+        assert calls == [2, 3, 2] if damage is None else calls[-2:] == [2, 3]
+    assert len(calls) == 7
 
 
 def test_public_examples_under_other_labels_have_clusters_and_means_of_their_own() -> None:

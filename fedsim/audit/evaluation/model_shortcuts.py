@@ -85,17 +85,18 @@ def _reuse_memory(model: nn.Module, inputs: Tensor, gradients: Sequence[Tensor])
     relus = [module for module in model.modules() if type(module) is nn.ReLU and not module.inplace]
     replaced: list[tuple[nn.Module, str, nn.Module]] = []
     for parent in list(model.modules()):
-        previous = ""
+        previous: tuple[str, nn.Module] | None = None  # the layer before, where one follows the other
         for name, module in list(parent.named_children()):
             if type(module) is nn.AvgPool2d and _tiles(module) and not _has_hooks(module):
-                before = getattr(parent, previous) if previous and type(parent) is nn.Sequential else None
-                follows_relu = type(before) is nn.ReLU and not _has_hooks(before)
-                if follows_relu:
-                    replaced.append((parent, previous, before))
-                    setattr(parent, previous, nn.Identity())
+                follows_relu = False
+                if previous is not None and type(previous[1]) is nn.ReLU and not _has_hooks(previous[1]):
+                    follows_relu = True
+                    replaced.append((parent, *previous))
+                    setattr(parent, previous[0], nn.Identity())
                 replaced.append((parent, name, module))
                 setattr(parent, name, _TilePooling(module.kernel_size, follows_relu=follows_relu))
-            previous = name
+            if type(parent) is nn.Sequential:
+                previous = name, module
     for relu in relus:
         relu.inplace = True
     is_same = bool(relus or replaced) and _give_gradients(model, inputs, gradients)

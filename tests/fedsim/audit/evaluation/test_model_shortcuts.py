@@ -135,7 +135,19 @@ def _seed() -> None:
         (lambda: convolutions(Centres()), ModelShortcuts(False, True, True)),
         (lambda: convolutions(nn.BatchNorm2d(4)), ModelShortcuts(False, True, True)),
     ],
-    ids=["plain", "view", "memory order", "input of a ReLU", "zeros", "pooling", "hook", "hooked ReLU", "input of a pooled ReLU", "batch mean", "batch norm"],
+    ids=[
+        "plain",
+        "view",
+        "memory order",
+        "input of a ReLU",
+        "zeros",
+        "pooling",
+        "hook",
+        "hooked ReLU",
+        "input of a pooled ReLU",
+        "batch mean",
+        "batch norm",
+    ],
 )
 def test_a_shortcut_is_taken_where_the_model_allows_it(build: type[nn.Module], shortcuts: ModelShortcuts) -> None:
     model, inputs = build(), torch.rand(4, 3, 6, 6)
