@@ -1,4 +1,4 @@
-"""SPEAR after many local steps: independent components as the start, then the zeros of ReLU."""
+"""SPEAR for many examples and local steps: estimates as the start, then the zeros of ReLU."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from adversaries.exact.attack import FirstLayerAttack
 from adversaries.exact.components import ComponentSource, separate_components
+from adversaries.exact.halfspaces import add_halfspace_columns
 from adversaries.exact.layer import FirstLayer
 from adversaries.exact.mixture import InputMixture
 from adversaries.exact.silence import draw_columns, draw_guided_column, fit_trimmed_column, follow_estimates
@@ -18,22 +19,27 @@ from fedsim.base.constraints import NonNegativeInt, PositiveInt
 _GUIDED_DRAWS, _DRAWS_FACTOR, _MAX_GUIDED_DRAWS = 150, 6, 10_000
 """Draws of sets of units for each example, their factor after each pass without a new column, and
 their number for all examples."""
+_SLOW_COMPONENTS, _UNITS_PER_EXAMPLE = 32, 6
+"""Halfspaces come first above this number of inputs, for which components take long, if there are
+at least so many units for each."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpearIca(FirstLayerAttack):
     """Find columns of the mixture from estimates of the inputs, take their inputs away, and go on with the rest.
 
-    Each pass
+    A pass either
 
     1. separates what is left of the update into independent components, which are rough estimates
        of the inputs that are not found yet (`_estimate_columns`);
     2. estimates which units are silent for each example, at w_0 and at w_T (`_estimate_silence`);
-    3. computes columns from the zeros of these units, without those that do not fit (`_search`).
+    3. computes columns from the zeros of these units, without those that do not fit (`_search`);
 
-    A column counts only if its zeros certify it, so no pass can do harm, and the next one separates
-    fewer inputs. If passes find nothing, units are drawn blindly, as in SPEAR; inputs whose columns
-    were not found remain estimates.
+    or it searches columns whose zeros lie in a halfspace of the units' weights, from random starts
+    (`add_halfspace_columns`). What found columns last comes next. A column counts only if its zeros
+    certify it, so no pass can do harm, and the next one has fewer inputs to tell apart. If passes
+    find nothing, units are drawn blindly, as in SPEAR; inputs whose columns were not found remain
+    estimates.
 
     Args:
         passes: at most.
@@ -44,11 +50,12 @@ class SpearIca(FirstLayerAttack):
         [Dimitrov2024] (SPEAR), for the zeros; [Kariyappa2023], for independent components. Differs:
         both are for one step, this reads local steps; the components are those of differences,
         silence comes from estimates, inputs are taken away as they are found, and some are
-        certified.
+        certified. For large batches SPEAR++ (arXiv 2510.24200) learns a sparse dictionary, which
+        does not use that the zeros lie in halfspaces of known weights.
     """
 
     passes: PositiveInt = 40
-    patience: PositiveInt = 4
+    patience: PositiveInt = 8
     draws: NonNegativeInt = 20_000
 
     @property
@@ -62,19 +69,18 @@ class SpearIca(FirstLayerAttack):
         columns: list[Tensor] = []
         stalled_passes = 0
         drew_blindly = self.draws == 0
+        by_halfspaces = len(mixture.rows) >= _UNITS_PER_EXAMPLE * mixture.rank > _UNITS_PER_EXAMPLE * _SLOW_COMPONENTS
         for _ in range(self.passes):
             count_before = len(columns)
-            # Estimate the remaining columns, and search near the estimates.
-            remaining = mixture.remaining_directions(columns)
-            estimates = self._estimate_columns(mixture, layer, remaining, stalled_passes)
-            silence = _estimate_silence(mixture, layer, estimates)
-            draws = min(
-                _GUIDED_DRAWS * _DRAWS_FACTOR**stalled_passes,
-                _MAX_GUIDED_DRAWS // (mixture.rank - count_before),
-            )
-            self._search(mixture, silence, estimates, columns, draws, rng)
-            # Draw units blindly once, before giving up.
+            # Each source has had its turn after two passes without a new column.
+            attempt = stalled_passes // 2
+            if by_halfspaces:
+                add_halfspace_columns(mixture, layer, columns, 1 + attempt, rng)
+            else:
+                self._add_estimated_columns(mixture, layer, columns, attempt, rng)
             is_stalled = len(columns) == count_before
+            by_halfspaces ^= is_stalled
+            # Draw units blindly once, before giving up.
             if is_stalled and stalled_passes == self.patience - 1 and not drew_blindly:
                 drew_blindly = True
                 all_units = torch.arange(len(mixture.rows))
@@ -83,28 +89,36 @@ class SpearIca(FirstLayerAttack):
             stalled_passes = stalled_passes + 1 if len(columns) == count_before else 0
             tell(len(columns))
             if len(columns) == mixture.rank:
-                return columns, estimates[:, :0]
+                return columns, torch.empty((mixture.rank, 0), dtype=torch.float64)
             if stalled_passes == self.patience:
                 break
         return columns, self._estimate_columns(mixture, layer, mixture.remaining_directions(columns), 0)
 
-    def _estimate_columns(
-        self, mixture: InputMixture, layer: FirstLayer, remaining: Tensor, stalled_passes: int
-    ) -> Tensor:
+    def _add_estimated_columns(
+        self, mixture: InputMixture, layer: FirstLayer, columns: list[Tensor], attempt: int, rng: torch.Generator
+    ) -> None:
+        """Estimate the remaining columns, search near the estimates, and add what is certain to `columns`."""
+        remaining = mixture.remaining_directions(columns)
+        estimates = self._estimate_columns(mixture, layer, remaining, attempt)
+        silence = _estimate_silence(mixture, layer, estimates)
+        draws = min(_GUIDED_DRAWS * _DRAWS_FACTOR**attempt, _MAX_GUIDED_DRAWS // remaining.shape[1])
+        self._search(mixture, silence, estimates, columns, draws, rng)
+
+    def _estimate_columns(self, mixture: InputMixture, layer: FirstLayer, remaining: Tensor, attempt: int) -> Tensor:
         """Estimate columns, `rank rest`, in the span of `remaining`, by independent components.
 
         Args:
             mixture: the factored update.
             layer: whose update it is.
             remaining: `rank rest`, see `InputMixture.remaining_directions`.
-            stalled_passes: passes since the last new column. Each makes other estimates than the
-                last one.
+            attempt: number of earlier ones since the last new column. Each makes other estimates
+                than the last one.
         """
         source: ComponentSource = "values"
-        if len(layer.shape) == 3 and stalled_passes % 2 == 0:
+        if len(layer.shape) == 3 and attempt % 2 == 0:
             source = "differences"
         mixtures = remaining.T @ mixture.inputs
-        return remaining @ separate_components(mixtures, layer.shape, source, stalled_passes)
+        return remaining @ separate_components(mixtures, layer.shape, source, attempt)
 
     def _search(
         self,

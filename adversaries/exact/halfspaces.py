@@ -1,0 +1,140 @@
+"""Columns of a mixture from the halfspaces of weights in which units fire for an example."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from adversaries.exact.layer import FirstLayer
+from adversaries.exact.mixture import InputMixture
+
+_STEPS, _LARGEST_REWARD, _STEEPNESS = 150, 0.6, 2.0
+"""Steps of a search; the reward of units on the boundary at its end; how fast rewards saturate."""
+_STARTS_PER_INPUT, _SPARE_STARTS = 2, 50
+_SAME_COSINE = 0.97
+_MAX_FAILURES = 25
+"""Number of ends of the search in a row that lead to no column, after which the rest is left out."""
+_SILENT_SHARES = (0.9, 0.7, 0.5)
+_KEPT_SHARES = (0.6, 0.7, 0.7, 0.8, 0.8)
+"""Shares of the units, the surest to be silent; and of these, the ones that fit best, in turn."""
+_RIDGE = 1e-12
+
+
+def add_halfspace_columns(
+    mixture: InputMixture, layer: FirstLayer, columns: list[Tensor], effort: int, rng: torch.Generator
+) -> None:
+    """Search columns from random starts, by the weights of the units, and add them to `columns`.
+
+    1. Search directions q whose gradients |U q| lie on one side of a hyperplane (`_search`).
+    2. Compute columns from their zeros, those that fit a halfspace best first (`_fit_column`).
+
+    Args:
+        mixture: the factored update.
+        layer: whose update it is.
+        columns: that are certain.
+        effort: multiple of the steps of the search, at least 1.
+        rng: draws the starts.
+    """
+    weights = _project_weights(mixture, layer, mixture.remaining_directions(columns))
+    guesses, silence, fit = _search(mixture, weights, effort * _STEPS, rng)
+    tried = torch.stack(columns) if columns else guesses.new_zeros((0, mixture.rank))
+    failures = 0
+    for index in fit.argsort(descending=True).tolist():
+        guess = guesses[:, index]
+        if (tried @ guess).abs().gt(_SAME_COSINE).any():
+            continue
+        tried = torch.cat([tried, guess[None]])
+        column = _fit_column(mixture, silence[index], guess)
+        failures = 0 if column is not None and mixture.add_column(columns, column) else failures + 1
+        if len(columns) == mixture.rank or failures == _MAX_FAILURES:
+            break
+
+
+def _project_weights(mixture: InputMixture, layer: FirstLayer, remaining: Tensor) -> Tensor:
+    """Return `unit rest`, the units' mean weights over the round, in the span of the inputs not yet found.
+
+    Args:
+        mixture: the factored update.
+        layer: whose update it is.
+        remaining: `rank rest`, see `InputMixture.remaining_directions`.
+    """
+    span = torch.linalg.svd(remaining.T @ mixture.inputs, full_matrices=False).Vh
+    weight = torch.stack([weight for weight, _ in layer.endpoints]).mean(0)
+    return weight[mixture.unit_indices] @ span.T
+
+
+def _search(mixture: InputMixture, weights: Tensor, steps: int, rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Search directions whose gradients lie in a halfspace of the weights, from random starts.
+
+    Unit i fires for an example x where w_i x > 0, so for the example's column q the gradients |U q|
+    are zero for the units on one side of a hyperplane in the space of weights, which is known. For
+    any other direction many examples take part, and their hyperplanes blur. So in turn
+
+    - the hyperplane is fitted to |U q| by least squares;
+    - q takes a step towards more gradient on its one side and less on the other.
+
+    Args:
+        mixture: the factored update.
+        weights: `unit rest`, see `_project_weights`.
+        steps: of each search.
+        rng: draws the starts.
+
+    Returns:
+        Directions, `rank start`, of norm 1; `start unit`, how far each unit is on the silent side;
+        and `start`, the share of the variance of |U q| that the hyperplane explains.
+    """
+    rows = mixture.rows.float()
+    basis = torch.linalg.qr((weights - weights.mean(0)).float()).Q
+    starts = _STARTS_PER_INPUT * weights.shape[1] + _SPARE_STARTS
+    directions = torch.randn(mixture.rank, starts, generator=rng)
+    for step in range(steps):
+        # Fit the hyperplane.
+        gradients = rows @ (directions / directions.norm(dim=0))
+        sides = basis @ (basis.T @ gradients.abs())
+        # Reward gradients on its one side; at first also punish those near it.
+        rewards = torch.tanh(_STEEPNESS * sides / sides.std(0)) + _LARGEST_REWARD * step / steps
+        directions = rows.T @ (gradients.sign() * rewards)
+    directions = directions / directions.norm(dim=0)
+    sizes = (rows @ directions).abs()
+    sizes = sizes - sizes.mean(0)
+    sides = basis @ (basis.T @ sizes)
+    return directions.double(), -sides.T.double(), sides.square().sum(0) / sizes.square().sum(0)
+
+
+def _fit_column(mixture: InputMixture, silence: Tensor, guess: Tensor) -> Tensor | None:
+    """Return the column near a guess, `rank`, from its silent units; None if none is certain.
+
+    As `fit_trimmed_column`, but the first units that are left out are those that fit the guess
+    worst.
+
+    Args:
+        mixture: the factored update.
+        silence: `unit`, how far each is on the silent side; above 0 if it is.
+        guess: `rank`.
+    """
+    order = silence.argsort(descending=True)[: int((silence > 0).sum())]
+    fewest = mixture.rank + 2
+    for share in _SILENT_SHARES:
+        rows = mixture.directions[order[: int(share * len(order))]]
+        if len(rows) < fewest:
+            break
+        column = guess
+        for kept_share in _KEPT_SHARES:
+            count = max(fewest, int(kept_share * len(rows)))
+            best_rows = rows[(rows @ column).abs().argsort()[:count]]
+            column = _approach_null_vector(best_rows, column)
+        if (certain := mixture.refine_column(column)) is not None:
+            return certain
+    return None
+
+
+def _approach_null_vector(rows: Tensor, start: Tensor) -> Tensor:
+    """Return nearly the unit vector that `rows` make smallest, by inverse iteration from `start`."""
+    gram = rows.T @ rows
+    gram.diagonal().add_(_RIDGE * float(gram.diagonal().mean()))
+    factor = torch.linalg.cholesky(gram)
+    vector = start[:, None]
+    for _ in range(3):
+        vector = torch.cholesky_solve(vector, factor)
+        vector = vector / vector.norm()
+    return vector[:, 0]
