@@ -26,7 +26,7 @@ def add_halfspace_columns(
     """Search columns from random starts, by the weights of the units, and add them to `columns`.
 
     1. Search directions q whose gradients |U q| lie on one side of a hyperplane (`_search`).
-    2. Compute columns from their zeros, those that fit a halfspace best first (`_fit_column`).
+    2. Compute columns from their zeros, the sparsest first (`_fit_column`).
 
     Args:
         mixture: the factored update.
@@ -36,10 +36,11 @@ def add_halfspace_columns(
         rng: draws the starts.
     """
     weights = _project_weights(mixture, layer, mixture.remaining_directions(columns))
-    guesses, silence, fit = _search(mixture, weights, effort * _STEPS, rng)
+    guesses, silence = _search(mixture, weights, effort * _STEPS, rng)
     tried = torch.stack(columns) if columns else guesses.new_zeros((0, mixture.rank))
     failures = 0
-    for index in fit.argsort(descending=True).tolist():
+    absolute_sums = (mixture.rows @ guesses).abs().sum(0)
+    for index in absolute_sums.argsort().tolist():
         guess = guesses[:, index]
         if (tried @ guess).abs().gt(_SAME_COSINE).any():
             continue
@@ -63,7 +64,7 @@ def _project_weights(mixture: InputMixture, layer: FirstLayer, remaining: Tensor
     return weight[mixture.unit_indices] @ span.T
 
 
-def _search(mixture: InputMixture, weights: Tensor, steps: int, rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+def _search(mixture: InputMixture, weights: Tensor, steps: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
     """Search directions whose gradients lie in a halfspace of the weights, from random starts.
 
     Unit i fires for an example x where w_i x > 0, so for the example's column q the gradients |U q|
@@ -80,8 +81,8 @@ def _search(mixture: InputMixture, weights: Tensor, steps: int, rng: torch.Gener
         rng: draws the starts.
 
     Returns:
-        Directions, `rank start`, of norm 1; `start unit`, how far each unit is on the silent side;
-        and `start`, the share of the variance of |U q| that the hyperplane explains.
+        Directions, `rank start`, of norm 1, and `start unit`, how far each unit is on the silent
+        side.
     """
     rows = mixture.rows.float()
     basis = torch.linalg.qr((weights - weights.mean(0)).float()).Q
@@ -95,10 +96,8 @@ def _search(mixture: InputMixture, weights: Tensor, steps: int, rng: torch.Gener
         rewards = torch.tanh(_STEEPNESS * sides / sides.std(0)) + _LARGEST_REWARD * step / steps
         directions = rows.T @ (gradients.sign() * rewards)
     directions = directions / directions.norm(dim=0)
-    sizes = (rows @ directions).abs()
-    sizes = sizes - sizes.mean(0)
-    sides = basis @ (basis.T @ sizes)
-    return directions.double(), -sides.T.double(), sides.square().sum(0) / sizes.square().sum(0)
+    sides = basis @ (basis.T @ (rows @ directions).abs())
+    return directions.double(), -sides.T.double()
 
 
 def _fit_column(mixture: InputMixture, silence: Tensor, guess: Tensor) -> Tensor | None:
