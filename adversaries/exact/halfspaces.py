@@ -130,7 +130,7 @@ def _fit_column(mixture: InputMixture, silence: Tensor, guess: Tensor) -> Tensor
 def _approach_null_vector(rows: Tensor, start: Tensor) -> Tensor:
     """Return nearly the unit vector that `rows` make smallest, by inverse iteration from `start`."""
     gram = rows.T @ rows
-    gram.diagonal().add_(_RIDGE * float(gram.diagonal().mean()))
+    gram.diagonal().add_(_RIDGE * float(gram.trace()))
     factor = torch.linalg.cholesky(gram)
     vector = start[:, None]
     for _ in range(3):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -329,6 +329,16 @@ def test_one_example_is_exact_by_every_attack(tmp_path: Path, attack: Attack) ->
 def test_spear_samples_a_batch_exactly(tmp_path: Path, count: int) -> None:
     finding, inputs, _ = from_training(Spear(), tmp_path, count, epochs=1, batch=count)
     check_exact(finding, inputs)
+
+
+def test_inputs_without_any_structure_are_exact_by_the_halfspaces_of_units(tmp_path: Path) -> None:
+    inputs = torch.randn(40, 1, 8, 8, generator=generator("inputs"))
+    new = partial(mlp, units=400)
+    before, after = trained(inputs, torch.arange(40) % 10, new, epochs=1, batch=40)
+    attack = SpearIca(passes=12, draws=0)  # components tell no Gaussian numbers apart
+    sent = Payload.from_dense(after, "weights")
+    finding = attacked(attack, tmp_path, before, sent, 40, new, value_range=(-8.0, 8.0))
+    check_exact(finding, (inputs + 8) / 16)
 
 
 def test_spear_says_when_its_draws_were_too_few(tmp_path: Path) -> None:
