@@ -61,7 +61,8 @@ def _project_weights(mixture: InputMixture, layer: FirstLayer, remaining: Tensor
     """
     span = torch.linalg.svd(remaining.T @ mixture.inputs, full_matrices=False).Vh
     weight = torch.stack([weight for weight, _ in layer.endpoints]).mean(0)
-    return weight[mixture.unit_indices] @ span.T
+    projected: Tensor = weight[mixture.unit_indices] @ span.T
+    return projected
 
 
 def _search(mixture: InputMixture, weights: Tensor, steps: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
