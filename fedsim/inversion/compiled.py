@@ -108,7 +108,8 @@ def compile_objective(
     except Exception as error:
         if is_device_failure(error):
             raise
-        raise AttackError(f"the model cannot be compiled ({first_line(error)}); set compile = false") from error
+        cause = getattr(error, "inner_exception", error)  # the compiler's own names only its backend
+        raise AttackError(f"the model cannot be compiled ({first_line(cause)}); set compile = false") from error
     if not faithful:
         graph_outputs, eager_outputs = outputs(run)
         raise AttackError(

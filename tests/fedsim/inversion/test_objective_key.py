@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from adversaries.inversion.inverting_gradients import InvertingGradients
+from fedsim.base.errors import AttackError
 from fedsim.base.randomness import generator
 from fedsim.interfaces.attack import Knowledge
 from fedsim.inversion import compiled
@@ -161,3 +162,17 @@ def test_models_of_one_description_that_compute_different_things_keep_a_graph_ea
         )
         torch.testing.assert_close(fast.data, eager.data)
     assert len(traced) == 2
+
+
+def test_what_the_compiler_fails_at_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch wraps it in an error whose first line names the backend alone."""
+    from torch._dynamo.exc import BackendCompilerFailed
+
+    def fail(graph: Any, **how: Any) -> Any:
+        raise BackendCompilerFailed(lambda: None, OSError("no compiler found"), None)
+
+    monkeypatch.setattr(torch, "compile", fail)
+    monkeypatch.setattr(compiled, "_cache", [])
+    method = InvertingGradients(iterations=1, compile=True)
+    with pytest.raises(AttackError, match=r"cannot be compiled \(no compiler found\); set compile = false"):
+        method.invert(update(), knowledge(), generator(1), lambda *_: None)
