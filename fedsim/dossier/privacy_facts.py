@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 from fedsim.base.errors import FedsimError
 from fedsim.dossier.contents import Accuracy, ExposedClient, MeasuredEpsilon, Proof, to_number
+from fedsim.federation.app_ledger import prove_by_messages
 from fedsim.federation.run_folder import read_exposures, read_ledger
 from fedsim.privacy.distributed import DistributedPrivacy
 from fedsim.privacy.ledger import largest_spender, spending_by_client, unique_labels
 from fedsim.report.exposure import mean_quantities
 from fedsim.report.headline import describe_accuracy as say_accuracy
 from fedsim.report.reported_run import ReportedRun
-from fedsim.report.run_facts import prove_guarantee, run_facts
+from fedsim.report.run_facts import list_app_defenses, prove_guarantee, run_facts
 from fedsim.report.summary import enumerate_words
 from fedsim.report.sweep_answer import describe_epsilon
 
@@ -25,8 +26,7 @@ def collect_proofs(run: ReportedRun, setting: str = "") -> tuple[list[Proof], st
     """
     experiment = run.experiment
     if experiment is None and run.folder.app.is_file():
-        named = run_facts(run).get("Defenses", "nobody can tell")
-        return [], f"Nothing is proved here of a Flower app; the defenses that fedsim put around its clients: {named}."
+        return _collect_app_proofs(run, setting)
     if experiment is None:
         return [], "Nothing is proved here: it was recorded elsewhere, and nobody says what protects its clients."
     tables = experiment.config.defense
@@ -66,6 +66,38 @@ def collect_proofs(run: ReportedRun, setting: str = "") -> tuple[list[Proof], st
         return [], f"What defenses prove cannot be told: {error}."
     nothing = f"Nothing is proved of {enumerate_words(unproved)}." if unproved else ""
     return proofs, f"{nothing}{central}".strip()
+
+
+def _collect_app_proofs(run: ReportedRun, setting: str) -> tuple[list[Proof], str]:
+    """Return what is proved of a Flower app by the number of messages of its clients."""
+    proofs: list[Proof] = []
+    try:
+        rows = read_ledger(run.folder)
+        for _, defense, label in list_app_defenses(run):
+            clients = spending_by_client(rows, label)
+            most = largest_spender(clients) if clients else None
+            guarantee = None if most is None else prove_by_messages(defense, most.rounds)
+            if most is not None and guarantee is not None:
+                proofs.append(
+                    Proof(
+                        setting=setting,
+                        defense=label,
+                        epsilon=to_number(most.epsilon),
+                        delta=to_number(most.delta),
+                        neighbours=guarantee.neighbours,
+                        accountant=guarantee.accountant,
+                        client=most.client,
+                        rounds=most.rounds,
+                        against=defense.against,
+                        promise=describe_epsilon(most.epsilon),
+                    )
+                )
+    except FedsimError as error:
+        return [], f"What defenses prove cannot be told: {error}."
+    if proofs:
+        return proofs, ""
+    named = run_facts(run).get("Defenses", "nobody can tell")
+    return [], f"Nothing is proved here of a Flower app; the defenses that fedsim put around its clients: {named}."
 
 
 def _prove_sums(run: ReportedRun, privacy: DistributedPrivacy, setting: str) -> Proof:

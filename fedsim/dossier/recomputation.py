@@ -12,11 +12,13 @@ from fedsim.audit.audit import Audit
 from fedsim.audit.plan import ADAPTIVE
 from fedsim.base.errors import FedsimError
 from fedsim.dossier.contents import INFINITE, MINUS_INFINITE, to_float
+from fedsim.federation.app_ledger import make_app_ledger
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import read_ledger
 from fedsim.privacy.ledger import Ledger
 from fedsim.report.reported_run import ReportedRun
 from fedsim.report.reproduction_needs import strip_folders
+from fedsim.report.run_facts import list_app_defenses
 from fedsim.sweeps.rows import sweep_rows
 from fedsim.sweeps.table import read_cells, read_table
 
@@ -168,6 +170,13 @@ def compose_epsilons_again(run: ReportedRun) -> list[VerifiedValue]:
             ledger = Ledger(lambda: experiment.setting, experiment.client_defenses, names, federation)
             ledger.resume(rows, max(int(row["round"]) for row in rows), str(run.folder.ledger))
             composed = {_read_key(row, _LEDGER_KEY): row for row in ledger.rows}
+        except FedsimError as error:
+            reason = strip_folders(str(error))
+    elif run.folder.app.is_file():
+        reason = "the recording does not say of so many messages"
+        try:
+            defenses = {label: defense for _, defense, label in list_app_defenses(run)}
+            composed = {_read_key(row, _LEDGER_KEY): row for row in make_app_ledger(run.recording.headers, defenses)}
         except FedsimError as error:
             reason = strip_folders(str(error))
     values = []

@@ -29,16 +29,21 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from fedsim.base.errors import ConfigError, FedsimError, PluginError, RunError, error_reason, one_line
 from fedsim.base.randomness import derive_seed, seed_globals, use_one_thread
 from fedsim.federation.app_file import AppFile, RunConfig
+from fedsim.federation.app_ledger import make_app_ledger
 from fedsim.federation.app_replies import packed_values, refuse_deltas
 from fedsim.federation.engines.serial import InProcessGrid
 from fedsim.federation.flower_app import FlowerApp
 from fedsim.federation.legacy_order import order_legacy_clients
+from fedsim.federation.open_run import OpenRun
 from fedsim.federation.simulation import load_app_part, quiet_flower
 from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.defense_checks import check_defense, check_order, name_of_defense
 from fedsim.plugins import registry
 from fedsim.plugins.frozen import check_frozen
+from fedsim.privacy.ledger import COLUMNS, summarise_ledger, unique_labels
+from fedsim.recording.header import Header
 from fedsim.recording.recorder import Recorder
+from fedsim.recording.transcript import Transcript
 
 log = logging.getLogger(__name__)
 _MAX_LOOKS = 10
@@ -129,6 +134,8 @@ def run_app_here(job: AppJob) -> None:
                 f"{where}: its serverapp ended before its last round: {one_line(error_reason(error))}; what was "
                 "recorded until then is kept"
             ) from error
+        finally:
+            grid.write_ledger(job)
     grid.report()
 
 
@@ -149,6 +156,7 @@ class ClientGrid(InProcessGrid):
         self._num_looks = 0
         self._answered, self._defended, self._failed = Counter[str](), 0, list[str]()
         self._num_messages, self._beside = Counter[int](), set[str]()
+        self._num_trained = Counter[int]()  # training messages by partition
         self._lock = threading.Lock()
         super().__init__(self._with_defenses(client_app), file.federation.clients, run_config)
 
@@ -181,6 +189,8 @@ class ClientGrid(InProcessGrid):
         node, kind = message.metadata.dst_node_id, message.metadata.message_type
         with self._lock:  # Flower's legacy server sends from several threads
             self._num_messages[node] += 1
+            if kind.split(".")[0] == MessageType.TRAIN:
+                self._num_trained[self.partitions[node]] += 1
             self._num_looks = 0
             key = (node, self._num_messages[node])
             for number, rng in enumerate(self._generators):
@@ -206,6 +216,22 @@ class ClientGrid(InProcessGrid):
                 f"defense: clients answer '{kind}' with arrays, and {name_of_defense(self._defenses[0])} acts on "
                 "answers to training messages alone, so that these would leave undefended; leave [[defense]] out"
             )
+
+    def write_ledger(self, job: AppJob) -> None:
+        """Write the privacy ledger into the run folder, where a defense proves something of it."""
+        if not self._defenses or not self._num_trained:
+            return
+        labels = unique_labels([table.name for table in job.file.defense])
+        headers: list[Header] = []
+        if any(job.recording.glob("round-*.safetensors")):
+            recording = Transcript(job.recording)
+            headers = [recording.header(number) for number in recording.rounds]
+        rows = make_app_ledger(headers, dict(zip(labels, self._defenses, strict=True)), self._num_trained)
+        if rows:
+            folder = OpenRun(job.recording.parent)
+            folder.write_table(folder.ledger, COLUMNS, rows)
+            for sentence in summarise_ledger(rows):
+                log.info("privacy: %s", sentence)
 
     def report(self) -> None:
         """Warn of clients that failed.

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fedsim.base.errors import FedsimError, first_line
+from fedsim.federation.app_file import read_app_defenses
+from fedsim.federation.app_ledger import IN_CLEAR, prove_by_messages
 from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config, PluginTable, SecureAggregationTable
 from fedsim.federation.reading import read_toml
@@ -201,6 +203,8 @@ def _plugin_with_settings(table: PluginTable) -> str:
 def defense_promises(run: ReportedRun) -> list[str]:
     """Say what each defense promises, and what the ledger says was spent: by all clients, and by the victims."""
     experiment = run.experiment
+    if experiment is None and run.folder.app.is_file():
+        return _app_promises(run)
     tables = experiment.config.defense if experiment else []
     if experiment is None or not tables:
         return []
@@ -216,6 +220,37 @@ def defense_promises(run: ReportedRun) -> list[str]:
     except FedsimError as error:
         run.notes.append(f"Not everything about the defenses can be told: {error}.")
         return [_plugin_with_settings(table) for table in tables]
+
+
+def list_app_defenses(run: ReportedRun) -> list[tuple[PluginTable, Defense, str]]:
+    """Return the defenses that fedsim put around the clients of an app: table, defense, and label in the ledger.
+
+    Raises:
+        FedsimError: what says how the app was run is damaged, or names code and is not trusted.
+    """
+    tables = [PluginTable(**table) for table in read_toml(run.folder.app).get("defense", [])]
+    defenses = read_app_defenses(run.folder.app, trust=run.trust)
+    return list(zip(tables, defenses, unique_labels([table.name for table in tables]), strict=True))
+
+
+def _app_promises(run: ReportedRun) -> list[str]:
+    """Say what the defenses around the clients of an app promise by the number of their messages."""
+    try:
+        rows = read_ledger(run.folder)
+        victims = sorted({int(str(finding.about["victim"])) for finding in run.findings})
+        sentences = []
+        for table, defense, label in list_app_defenses(run):
+            clients = spending_by_client(rows, label)
+            proved = prove_by_messages(defense, largest_spender(clients).rounds) if clients else None
+            promise = "nothing is proved of it by the number of messages alone"
+            if proved is not None:
+                spending = describe_spending(clients, victims)
+                promise = f"{spending}; {proved.neighbours}; {proved.accountant}; {IN_CLEAR} in clear"
+            sentences.append(f"{_plugin_with_settings(table)}: {promise}")
+        return sentences
+    except (FedsimError, ValueError, TypeError) as error:
+        run.notes.append(f"Not everything about the defenses can be told: {first_line(error)}.")
+        return []
 
 
 def missing_updates_text(recording: Recording) -> str:

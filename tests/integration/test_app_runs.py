@@ -13,13 +13,19 @@ from flwr.app import Context, RecordDict
 from flwr.serverapp import Grid
 
 import fedsim
+from clients.defenses.update_noise import UpdateNoise
 from fedsim.base.errors import ConfigError, FedsimError, RunError, TrustError
 from fedsim.base.randomness import use_one_thread
+from fedsim.dossier.recomputation import compose_epsilons_again
 from fedsim.federation import app_run
 from fedsim.federation.app_file import AppFile
+from fedsim.federation.app_ledger import prove_by_messages
 from fedsim.federation.flower_app import read_app
+from fedsim.federation.integrity import compare_with_manifest
+from fedsim.federation.open_run import OpenRun
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
+from fedsim.report.reported_run import open_reported_run
 from tests.support.commands import Call
 from tests.support.flower_apps import ATTACK, CLIENT, PROJECT, SERVER, write_app
 
@@ -200,6 +206,28 @@ def test_defenses_act_on_what_each_client_sends(tmp_path: Path) -> None:
     fedsim.run_app(app, None, tmp_path / "top", set={"federation.clients": 3, "defense": [{"name": "top-k"}]})
     assert Transcript(tmp_path / "top").update(1, 0).sends_delta  # and FedAvg gets it decoded
     assert "top-k" in (tmp_path / "top" / "report.html").read_text()
+
+
+def test_an_app_has_a_privacy_ledger_where_the_number_of_messages_proves_something(tmp_path: Path) -> None:
+    app = write_app(tmp_path / "app")
+    noise = {"name": "update-noise", "clip": 0.5, "noise_multiplier": 8.0}
+    out = tmp_path / "noisy"
+    settings = {"federation.clients": 3, "defense": [noise], "run_config.num-server-rounds": 2}
+    done = fedsim.run_app(app, None, out, set=settings)
+    guarantee = prove_by_messages(UpdateNoise(clip=0.5, noise_multiplier=8.0), 2)
+    assert guarantee is not None
+    assert list(done.ledger.groupby("client").epsilon.max()) == [guarantee.epsilon] * 3
+    page = (out / "report.html").read_text()
+    assert f"ε = {guarantee.epsilon:.3g}, δ = 1e-05 after 2 rounds" in page
+    assert compare_with_manifest(OpenRun(out)).differences == []
+    assert [value.state for value in compose_epsilons_again(open_reported_run(OpenRun(out)))] == ["equal"] * 6
+    dossier = fedsim.write_dossier(out)
+    assert f"{guarantee.epsilon:.3g}" in dossier.page.read_text()
+    # A clip alone proves nothing, and neither does what depends on how the app trains.
+    clip = noise | {"noise_multiplier": 0.0}
+    fedsim.run_app(app, None, tmp_path / "clip", set={"federation.clients": 3, "defense": [clip]})
+    assert not (tmp_path / "clip" / "ledger.csv").exists()
+    assert "nothing is proved of it by the number of messages alone" in (tmp_path / "clip" / "report.html").read_text()
 
 
 def test_an_attack_may_be_told_of_the_defenses_of_an_app(tmp_path: Path) -> None:
