@@ -16,8 +16,11 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from clients.defenses.dp_sgd import DpSgd
+from fedsim.audit.evaluation.guess_similarities import measure_guess_similarities
+from fedsim.audit.evaluation.measurement_cache import MeasurementCache
 from fedsim.audit.evaluation.perceptual_networks import PerceptualNetwork
 from fedsim.audit.evaluation.scoring import score_examples
 from fedsim.audit.evaluation.similarity import AttackedUpdate
@@ -300,11 +303,68 @@ def test_similarities_are_computed_on_the_device_of_the_attack(accelerator: Any)
             )
             at_broadcast = sent.similarity_at_broadcast(images, labels)
             coarse = sent.search_line(images, labels, at_broadcast, None).value
-            named[f"{settings}"] = torch.tensor([at_broadcast, coarse])
+            on_line = sent.similarity_on_line(images, labels, at_broadcast)
+            guesses = {"flipped": images.flip(3), "grey": torch.full_like(images, 0.5), "dark": 0.3 * images}
+            measured = measure_guess_similarities(sent, guesses, labels, MeasurementCache())
+            floors = [values[name] for values in measured.values() for name in ("l_sim", "l_sim_line")]
+            named[f"{settings}"] = torch.tensor([at_broadcast, coarse, on_line, *map(float, floors)])
+            assert sent._batch_checks == ({} if device.type == "cpu" else {"positions": "", "inputs": ""})
         return named
 
     compare(similarities, accelerator)
     check_reads(accelerator, "similarities")
+
+
+class ScaledInBatches(nn.Module):
+    """Gives other values for a batch of points than for each of them."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        is_transformed = torch._C._functorch.maybe_current_level() is not None
+        return inputs * (2 if is_transformed else 1)
+
+
+class ReadsNumber(nn.Module):
+    """Asks for a number, which there is not in a batch of points."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs / (1 + inputs.detach().square().mean().item())
+
+
+@pytest.mark.parametrize(
+    ("layer", "reason"),
+    [
+        (ScaledInBatches(), "the model gives other gradients in a batch"),
+        (ReadsNumber(), "RuntimeError: vmap"),
+        (nn.BatchNorm1d(16), "the model has buffers"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_similarities_of_a_model_that_cannot_be_batched_are_those_of_each_point(
+    layer: nn.Module, reason: str, accelerator: Any
+) -> None:
+    with seed_globals("devices", "unbatched"):
+        model = nn.Sequential(nn.Flatten(), nn.Linear(192, 16), layer, nn.Sigmoid(), nn.Linear(16, 7))
+    images, labels = data(Task((3, 8, 8), 7))
+    before = copy_state(model)
+    rng = generator("devices", "unbatched")
+    after = {name: tensor - 0.01 * torch.randn(tensor.shape, generator=rng) for name, tensor in before.items()}
+    update = build_update(before, {name: after[name] if before[name].ndim else before[name] for name in before})
+
+    def similarities(device: torch.device) -> dict[str, Tensor]:
+        unit = torch.zeros(3), torch.ones(3)
+        sent = AttackedUpdate(
+            model=deepcopy(model),
+            loss=cross_entropy,
+            update=update,
+            value_range=unit,
+            settings=replace(TRAINING, batch_norm="eval"),
+            device=device,
+        )
+        found = sent.similarities(images, labels)
+        assert device.type == "cpu" or sent._batch_checks["positions"].startswith(reason)
+        return {name: torch.tensor(value) for name, value in found.items()}
+
+    compare(similarities, accelerator)
 
 
 def test_claims_and_guesses_are_measured_on_the_device_of_the_attack(accelerator: Any, tmp_path: Path) -> None:

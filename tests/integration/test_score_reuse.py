@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
+from fedsim.api import pipeline
 from fedsim.audit import score_reuse, scores
 from fedsim.audit.audit import open_audit
 from fedsim.audit.evaluation import scoring_code
+from fedsim.audit.evaluation.similarity import AttackedUpdate
 from fedsim.federation.config import AttackFile, validate_tables
+from fedsim.federation.open_run import OpenRun
 from tests.support.experiments import make_tiny_config, run_serial
 from tests.support.shared import make_once
 
@@ -74,6 +77,19 @@ def test_a_further_attack_leaves_scores_as_they_are(run: Path, judgements: list[
     shutil.rmtree(run / "findings" / "dlfa")
     assert attack(run, TABLES) == rows
     assert judgements == []
+
+
+def test_a_report_scores_nothing_again(run: Path, judgements: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: Any, **how: Any) -> float:
+        raise AssertionError("a report computes a gradient")
+
+    monkeypatch.setattr(AttackedUpdate, "_distance", refuse)
+    rows = (run / "scores.csv").read_text()
+    done = pipeline.report(OpenRun(run))
+    assert not done.failures
+    assert (run / "report.html").is_file()
+    assert judgements == []
+    assert (run / "scores.csv").read_text() == rows
 
 
 def test_rows_are_equal_to_those_that_are_made_anew(run: Path) -> None:

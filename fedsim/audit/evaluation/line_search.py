@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-LineFunction = Callable[[float], float]
-"""Function of the position on the line, from 0 to 1."""
+LineFunction = Callable[[Sequence[float]], Sequence[float]]
+"""Gives the values at positions on the line, from 0 to 1; several at once may take less time."""
 
 
 class LinePoint(NamedTuple):
@@ -40,10 +40,12 @@ def minimise_on_line(function: LineFunction, at_end: float) -> float:
     from scipy.optimize import minimize_scalar
 
     positions = np.linspace(0, 1, 5)
-    values = [*(function(float(position)) for position in positions[:-1]), at_end]
+    values = [*function(positions[:-1].tolist()), at_end]
     best = int(np.argmin(values))
     ends = positions[max(best - 1, 0)], positions[min(best + 1, len(positions) - 1)]
-    searched = minimize_scalar(function, bounds=ends, method="bounded", options={"xatol": 0.02})
+    searched = minimize_scalar(
+        lambda position: function([float(position)])[0], bounds=ends, method="bounded", options={"xatol": 0.02}
+    )
     return min(float(searched.fun), *values)
 
 
@@ -53,7 +55,7 @@ def minimise_coarsely(function: LineFunction, at_end: float, rival: LinePoint | 
     Parabolas lead through the best position and its neighbours, until one has foretold a value and
     gains little. This takes about four evaluations, a third of `minimise_on_line`.
 
-    >>> value, position = minimise_coarsely(lambda alpha: (alpha - 0.4) ** 2, 0.36)
+    >>> value, position = minimise_coarsely(lambda alphas: [(alpha - 0.4) ** 2 for alpha in alphas], 0.36)
     >>> round(value, 6), round(position, 6)
     (0.0, 0.4)
 
@@ -66,18 +68,17 @@ def minimise_coarsely(function: LineFunction, at_end: float, rival: LinePoint | 
     values = {1.0: at_end}
     if rival is not None:
         if rival.position not in values:
-            values[rival.position] = function(rival.position)
+            (values[rival.position],) = function([rival.position])
         if min(values.values()) > rival.value - _ACCURACY:
             return _find_lowest(values)
-    for position in (0.0, 0.5):
-        if position not in values:
-            values[position] = function(position)
+    first_positions = [position for position in (0.0, 0.5) if position not in values]
+    values.update(zip(first_positions, function(first_positions), strict=True))
     error = math.inf
     for _ in range(_MAX_PARABOLAS):
         position, expected, gain = _follow_parabola(values, needs_distance=error > _ACCURACY)
         if position in values or max(gain, error) <= _ACCURACY:
             break
-        values[position] = function(position)
+        (values[position],) = function([position])
         error = abs(values[position] - expected)
     return _find_lowest(values)
 

@@ -6,19 +6,21 @@ all guesses. An attack's own objective is a curve of the report and no score.
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
+from fedsim.audit.evaluation.batched_gradients import flatten_gradient, measure_gradients
 from fedsim.audit.evaluation.line_search import LineFunction, LinePoint, minimise_coarsely, minimise_on_line
 from fedsim.audit.evaluation.local_optimum import match_state
 from fedsim.audit.evaluation.model_shortcuts import ModelShortcuts, find_shortcuts
-from fedsim.base.errors import DataError
+from fedsim.base.errors import DataError, first_line
 from fedsim.base.loss_term import select_examples
 from fedsim.base.randomness import use_one_thread
 from fedsim.interfaces.metric import Metric
@@ -33,10 +35,14 @@ from fedsim.training.modes import (
 )
 from fedsim.training.settings import LocalTraining
 
+log = logging.getLogger(__name__)
+
 SIMILARITY_AT_BROADCAST, SIMILARITY_ON_LINE = "l_sim", "l_sim_line"
 """Names of the metrics: at w_t, and at the best point of the line from w_t to w_T."""
 _LEAST_NORM = 1e-16
 """Least product of the norms of a gradient and an update; a gradient of zero explains nothing."""
+_ROUNDING = 1e-4
+"""Most by which a similarity of a batch may differ from the same one computed alone."""
 _CPU = torch.device("cpu")
 
 
@@ -82,6 +88,7 @@ class AttackedUpdate:
     settings: LocalTraining | None = None
     device: torch.device = _CPU
     _shortcuts: dict[torch.Size, ModelShortcuts] = field(init=False, default_factory=dict, repr=False, compare=False)
+    _batch_checks: dict[str, str] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self.model.to(self.device)
@@ -115,6 +122,17 @@ class AttackedUpdate:
         with use_one_thread(), torch.enable_grad():
             return self._distance(1.0, self._to_model_units(data), labels.to(self.device))
 
+    def similarities_at_broadcast(self, data_sets: Sequence[Tensor], labels: Tensor) -> list[float] | None:
+        """Compute `l_sim` of several sets of examples at once; None where that is to be done one by one.
+
+        Args:
+            data_sets: `example ...` in [0, 1] each, all of one shape.
+            labels: `example`, class indices or targets, of each set.
+        """
+        with use_one_thread(), torch.enable_grad():
+            input_sets = [self._to_model_units(data) for data in data_sets]
+            return self._distances_of_batch([1.0], input_sets, labels.to(self.device))
+
     def similarity_on_line(self, data: Tensor, labels: Tensor, at_broadcast: float) -> float:
         """Compute `l_sim_line`; see `similarities`.
 
@@ -140,7 +158,13 @@ class AttackedUpdate:
 
     def _line_function(self, data: Tensor, labels: Tensor) -> LineFunction:
         """Return the similarity as a function of alpha."""
-        return partial(self._distance, inputs=self._to_model_units(data), labels=labels.to(self.device))
+        inputs, labels = self._to_model_units(data), labels.to(self.device)
+
+        def measure(alphas: Sequence[float]) -> Sequence[float]:
+            distances = self._distances_of_batch(alphas, [inputs], labels)
+            return distances or [self._distance(alpha, inputs, labels) for alpha in alphas]
+
+        return measure
 
     def _to_model_units(self, data: Tensor) -> Tensor:
         """Return values in [0, 1] in the range of the model's inputs."""
@@ -159,16 +183,70 @@ class AttackedUpdate:
         # In double precision, tensor by tensor, so that no copy of the whole gradient is made.
         products = []
         for name, gradient in zip(trained, gradients, strict=True):
-            values = _flatten(gradient).double()
+            values = flatten_gradient(gradient).double()
             update, square_of_update = self._flat_pseudo_gradient[name]
             products.append(torch.stack([values @ update, values @ values, square_of_update]))
-        product, square, square_of_update = torch.stack(products).sum(0).tolist()
-        if not square_of_update:
-            raise DataError("the update is zero, which nothing explains")
-        if not math.isfinite(square):
-            raise DataError("the gradient of what is claimed is not finite")
-        cosine: float = product / max(math.sqrt(square) * math.sqrt(square_of_update), _LEAST_NORM)
-        return 1 - cosine
+        return _cosine_distance(*torch.stack(products).sum(0).tolist())
+
+    def _distances_of_batch(
+        self, alphas: Sequence[float], input_sets: Sequence[Tensor], labels: Tensor
+    ) -> list[float] | None:
+        """Compute `_distance` at several positions, or of several inputs, in one call that is read once.
+
+        A CPU gains nothing by it. The first batch of each kind, of positions and of inputs, is held against one
+        of its points that is computed alone.
+
+        Args:
+            alphas: positions; one alone, which is 1, for all inputs.
+            input_sets: in model units; one alone for all positions.
+            labels: `example`, of each set.
+
+        Returns:
+            None where points are to be computed one by one: on a CPU, if the model cannot be batched, or if a
+            gradient is not finite.
+        """
+        if max(len(alphas), len(input_sets)) < 2 or self.device.type == "cpu" or any(self._batch_checks.values()):
+            return None
+        kind = "positions" if len(alphas) > 1 else "inputs"
+        if any(True for _ in self.model.buffers()):  # layers may write to them
+            self._refuse_batches(kind, "the model has buffers")
+            return None
+        first = None if kind in self._batch_checks else self._distance(alphas[0], input_sets[0], labels)
+        self._place_model(1.0)
+        self._prepare_model(input_sets[0])
+        with freeze_parameters(self.model, self.settings) if self.settings else nullcontext():
+            names = [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]
+        state = self._stack_states(alphas) if kind == "positions" else self._broadcast
+        directions = {name: self._flat_pseudo_gradient[name][0] for name in names}
+        try:
+            compared = measure_gradients(
+                self.model,
+                self.loss,
+                state=state,
+                are_states_stacked=kind == "positions",
+                input_sets=input_sets,
+                labels=labels,
+                directions=directions,
+            )
+        except Exception as error:  # a foreign model may raise anything, and memory may end
+            self._refuse_batches(kind, f"{type(error).__name__}: {first_line(error)}")
+            return None
+        square_of_update = torch.stack([self._flat_pseudo_gradient[name][1] for name in names]).sum()
+        *rows, last = torch.cat([compared.flatten(), square_of_update[None]]).tolist()
+        try:
+            distances = [_cosine_distance(*pair, last) for pair in zip(rows[::2], rows[1::2], strict=True)]
+        except DataError:
+            return None
+        if first is not None and not abs(distances[0] - first) <= _ROUNDING:
+            self._refuse_batches(kind, "the model gives other gradients in a batch")
+            return None
+        self._batch_checks[kind] = ""
+        return distances
+
+    def _refuse_batches(self, kind: str, reason: str) -> None:
+        """Have all points computed one by one from now on."""
+        self._batch_checks[kind] = reason
+        log.info("client %s: similarities are computed one by one: %s", self.update.client, reason)
 
     def _prepare_model(self, inputs: Tensor) -> ModelShortcuts:
         """Set the model's modes, once for inputs of a shape, and return which shortcuts it allows."""
@@ -190,6 +268,14 @@ class AttackedUpdate:
             if len(distinct_inputs) < len(inputs):
                 return select_examples(forward(self.model, shortcuts.lay_out(distinct_inputs)), numbers)
         return forward(self.model, shortcuts.lay_out(inputs))
+
+    def _stack_states(self, alphas: Sequence[float]) -> State:
+        """Return `point ...`, the surrogate model at each position of the line."""
+        shares = torch.tensor(alphas, device=self.device)
+        states = {}
+        for name, start in self._broadcast.items():
+            states[name] = torch.lerp(self._state_after[name], start, shares.reshape(-1, *[1] * start.ndim))
+        return states
 
     @torch.no_grad()
     def _place_model(self, alpha: float) -> None:
@@ -242,7 +328,7 @@ class AttackedUpdate:
         """The pseudo-gradient in double precision, each tensor with one axis, and its square."""
         tensors: dict[str, tuple[Tensor, Tensor]] = {}
         for name, tensor in self._pseudo_gradient.items():
-            values = _flatten(tensor).double()
+            values = flatten_gradient(tensor).double()
             tensors[name] = values, values @ values
         return tensors
 
@@ -252,6 +338,14 @@ class AttackedUpdate:
         return state
 
 
-def _flatten(tensor: Tensor) -> Tensor:
-    """Return all numbers, channels last: gradients that are laid out so need not be copied."""
-    return (tensor.movedim(1, -1) if tensor.ndim == 4 else tensor).flatten()
+def _cosine_distance(product: float, square: float, square_of_update: float) -> float:
+    """Return one minus the cosine of a gradient and an update, by their product and their squares.
+
+    Raises:
+        DataError: the update is zero, or the gradient is not finite.
+    """
+    if not square_of_update:
+        raise DataError("the update is zero, which nothing explains")
+    if not math.isfinite(square):
+        raise DataError("the gradient of what is claimed is not finite")
+    return 1 - product / max(math.sqrt(square) * math.sqrt(square_of_update), _LEAST_NORM)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 
 from fedsim.audit.evaluation.guess_similarities import measure_guess_similarities
-from fedsim.audit.evaluation.line_search import LinePoint, minimise_coarsely
+from fedsim.audit.evaluation.line_search import LineFunction, LinePoint, minimise_coarsely
 from fedsim.audit.evaluation.measurement_cache import MeasurementCache
 from fedsim.audit.evaluation.score import Score
 from fedsim.audit.evaluation.scoring import score_examples
@@ -177,6 +177,10 @@ def test_a_guess_that_cannot_be_measured_leaves_no_floor_on_the_line_either(monk
     assert scores["l_sim_line"].missing == "the guess 'mid-grey' has no value: it could not be measured"
 
 
+def at_each(function: Callable[[float], float]) -> LineFunction:
+    return lambda positions: [function(position) for position in positions]
+
+
 def exact_line(sent: AttackedUpdate, data: Tensor) -> float:
     return min(by_hand(sent, data, place / 200) for place in range(201))
 
@@ -207,7 +211,7 @@ def test_a_coarse_search_finds_valleys_of_any_width_and_ends(lowest: float, bend
         return 1 - 0.7 * math.exp(-bend * (position - lowest) ** 2)
 
     positions: list[float] = []
-    coarse, exact = minimise_coarsely(function, function(1.0)), function(min(max(lowest, 0.0), 1.0))
+    coarse, exact = minimise_coarsely(at_each(function), function(1.0)), function(min(max(lowest, 0.0), 1.0))
     assert exact <= coarse.value <= exact + 0.003
     assert coarse.value == function(coarse.position)
     positions.pop()
@@ -240,10 +244,10 @@ def test_a_rival_that_is_not_beaten_where_it_is_best_ends_a_search() -> None:
         return 1 - 0.7 * math.exp(-((position - 0.3) ** 2))
 
     positions: list[float] = []
-    assert minimise_coarsely(function, function(1.0), LinePoint(0.2, 0.4)) == (function(0.4), 0.4)
+    assert minimise_coarsely(at_each(function), function(1.0), LinePoint(0.2, 0.4)) == (function(0.4), 0.4)
     assert positions == [1.0, 0.4, 0.4]
     # One that is worse there is searched for as if there were none.
-    found = minimise_coarsely(function, function(1.0), LinePoint(0.5, 0.4))
+    found = minimise_coarsely(at_each(function), function(1.0), LinePoint(0.5, 0.4))
     assert 0.3 <= found.value <= 0.303
 
 
