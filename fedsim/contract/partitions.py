@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -58,14 +60,14 @@ def draws_from_its_generator(subject: CheckedPlugin) -> None:
 CHECKS = (*common.CHECKS, gives_each_client_its_examples, gives_no_example_twice, draws_from_its_generator)
 
 
-def _assign_examples(subject: CheckedPlugin) -> list[Indices]:
+def _assign_examples(subject: CheckedPlugin) -> Sequence[Indices]:
     if "shares" not in subject.cache:
         try:
             rng = numpy_generator("contract")
             subject.cache["shares"] = subject.build().assign(_tiny_dataset(), CLIENTS, rng)
         except (ConfigError, DataError) as error:
             raise NotChecked(f"it refuses a tiny data set: {error}") from error
-    shares: list[Indices] = subject.cache["shares"]
+    shares: Sequence[Indices] = subject.cache["shares"]
     return shares
 
 

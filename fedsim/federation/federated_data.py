@@ -17,6 +17,7 @@ from fedsim.base.errors import ConfigError, DataError, PluginError
 from fedsim.base.randomness import numpy_generator
 from fedsim.data import Dataset, Examples
 from fedsim.data.partitions import Indices, Partition
+from fedsim.data.partitions.shares import EvenShares
 from fedsim.recording.header import tensor_bytes
 
 GUESSED_EXAMPLES = 5000
@@ -60,7 +61,7 @@ class FederatedData:
         return self.test_fraction > 0 and self.test_by == "sample"
 
     @cached_property
-    def _shares(self) -> list[Indices]:
+    def _shares(self) -> Sequence[Indices]:
         """Assign examples to all clients; those that only test come last."""
         examples = len(self.dataset.train)
         test_share = self.test_fraction if self.test_by == "client" else 0.0
@@ -76,7 +77,7 @@ class FederatedData:
             raise PluginError(
                 f"partition: {kind} made {len(shares)} parts for {clients} clients; this is a fault in it"
             )
-        return [np.asarray(share) for share in shares]
+        return shares if isinstance(shares, EvenShares) else [np.asarray(share) for share in shares]
 
     @cached_property
     def _split_by_client(self) -> dict[int, tuple[Indices, Indices]]:
@@ -101,9 +102,9 @@ class FederatedData:
         counts: Indices = np.ceil(self._share_sizes * fraction).astype(np.int64)
         return counts
 
-    @property
+    @cached_property
     def _share_sizes(self) -> Indices:
-        return np.array([len(share) for share in self._shares[: self.clients]])
+        return np.array([len(self._shares[client]) for client in range(self.clients)])
 
     @property
     def held_out_size(self) -> int:
@@ -178,7 +179,7 @@ class FederatedData:
         return counts_by_client
 
     @property
-    def test_client_indices(self) -> list[Indices]:
+    def test_client_indices(self) -> Sequence[Indices]:
         """Return the examples of each client that only tests (`test_by = "client"`)."""
         return self._shares[self.clients :]
 

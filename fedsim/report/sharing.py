@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 from markupsafe import Markup
@@ -43,9 +44,9 @@ def sharing_table(experiment: Experiment, attacked: Collection[int]) -> SharingT
     has_classes = partition.dataset.task.goal != "numbers"
     # Choose which clients are shown.
     num_clients = experiment.config.federation.clients
-    not_attacked = [client for client in range(num_clients) if client not in attacked]
-    clients = [client for client in range(num_clients) if client in attacked][:MAX_CLIENTS]
-    clients = sorted(clients + not_attacked[: MAX_CLIENTS - len(clients)])
+    clients = sorted(client for client in attacked if client < num_clients)[:MAX_CLIENTS]
+    not_attacked = (client for client in range(num_clients) if client not in attacked)
+    clients = sorted([*clients, *islice(not_attacked, MAX_CLIENTS - len(clients))])
     # Make the table of these.
     columns, rows = (_class_cells if has_classes else _target_cells)(partition, clients)
     groups = _groups(partition)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 
@@ -25,14 +27,14 @@ class Iid:
 
     distinct_labels: bool = False
 
-    def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> list[Indices]:
+    def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> Sequence[Indices]:
         """Assign equal shares in random order.
 
         Raises:
             ConfigError: labels are to be distinct, and there are no classes.
         """
         if not self.distinct_labels:
-            return _split_evenly(rng.permutation(len(dataset.train)), clients)
+            return EvenShares(rng.permutation(len(dataset.train)), clients)
         labels = class_labels(dataset, "iid with distinct_labels")
         shares: list[list[int]] = [[] for _ in range(clients)]
         for label in np.unique(labels):
@@ -78,11 +80,37 @@ class Dirichlet(CheckedSettings):
         )
 
 
-def _split_evenly(indices: Indices, clients: int) -> list[Indices]:
-    """Split as `np.array_split`, in a tenth of the time: the first clients get one more."""
-    size, num_larger = divmod(len(indices), clients)
-    larger, smaller = np.split(indices, [num_larger * (size + 1)])
-    return [*larger.reshape(num_larger, size + 1), *smaller.reshape(clients - num_larger, size)]
+class EvenShares(Sequence[Indices]):
+    """Parts of an array as of `np.array_split`, made when they are asked for: a million arrays take 100 MB.
+
+    Args:
+        indices: the array, `example`.
+        clients: how many parts; the first ones get one more where they cannot be equal.
+
+    >>> [part.tolist() for part in EvenShares(np.arange(5), 3)]
+    [[0, 1], [2, 3], [4]]
+    """
+
+    def __init__(self, indices: Indices, clients: int) -> None:
+        self._indices, self._clients = indices, clients
+        self._size, self._num_larger = divmod(len(indices), clients)
+
+    def __len__(self) -> int:
+        return self._clients
+
+    @overload
+    def __getitem__(self, index: int) -> Indices: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Indices]: ...
+
+    def __getitem__(self, index: int | slice) -> Indices | list[Indices]:
+        """Return the part of a client, or of several."""
+        if isinstance(index, slice):
+            return [self[client] for client in range(*index.indices(self._clients))]
+        client = range(self._clients)[index]
+        start = client * self._size + min(client, self._num_larger)
+        return self._indices[start : start + self._size + (client < self._num_larger)]
 
 
 def class_labels(dataset: Dataset, partition: str) -> Indices:
