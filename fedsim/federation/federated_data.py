@@ -209,9 +209,9 @@ class FederatedData:
             # Gathered tensors are views into the memory of all clients.
             model_inputs = model_inputs.clone() if model_inputs is inputs else model_inputs
             examples[client] = model_inputs, labels.clone()
-            if self._asked[client]:
+            if self._request_marks[client]:
                 self._cache.add(client, examples[client])
-            self._asked[client] = 1
+            self._request_marks[client] = 1
         return [examples[client] for client in clients]
 
     @cached_property
@@ -219,8 +219,8 @@ class FederatedData:
         return _ExampleCache()
 
     @cached_property
-    def _asked(self) -> bytearray:
-        """Note which clients were asked for.
+    def _request_marks(self) -> bytearray:
+        """Mark of each client whose examples were asked for: 1, else 0.
 
         Many clients who train once would fill the cache for nothing, in pieces that leave the memory between them too
         small for what others train in: it took 260 MB more than without.
