@@ -14,6 +14,7 @@ from fedsim.audit.evaluation.foreign_recording import ForeignRecording
 from fedsim.audit.observers import observe_run
 from fedsim.base.errors import ConfigError, KnowledgeError, RunError
 from fedsim.federation.config import AdversaryTable, validate_tables
+from fedsim.federation.integrity import compare_with_manifest
 from fedsim.federation.open_run import OpenRun
 from fedsim.recording.message_format import MessageFormat
 from fedsim.report.page import write_report
@@ -64,6 +65,7 @@ def test_colluders_help_an_attack_on_the_last_client(run: OpenRun) -> None:
     page = write_report(run, None, []).read_text()
     assert "the server with clients 0, 1, 2" in page
     assert "without what these clients themselves added to them" in page
+    assert "and with colluding clients without what these added" in page
 
 
 def test_attacks_on_single_clients_are_made_where_one_is_left(run: OpenRun) -> None:
@@ -127,3 +129,12 @@ def test_of_a_recording_made_elsewhere_nobody_kept_what_clients_added(run: OpenR
         observe_run(run, ForeignRecording({}), adversary, MessageFormat())
     with pytest.raises(ConfigError, match="num_examples and client_ids are withheld"):
         attack(run, "analytic", who=["server", 0], knowledge={"client_ids": False})
+
+
+def test_a_resumed_run_keeps_what_it_would_have_kept_at_once(run: OpenRun, tmp_path: Path) -> None:
+    tables = {"secure_aggregation": SUMS, "recording": {"colluders": [0, 1, 2]}}
+    run_serial(make_tiny_config(**TINY, **tables, federation={"rounds": 1}), tmp_path / "run")
+    resumed = run_serial(make_tiny_config(**TINY, **tables, federation={"rounds": 3}), tmp_path / "run", resume=True)
+    for path in run.colluders.iterdir():
+        assert (resumed.colluders / path.name).read_bytes() == path.read_bytes()
+    assert compare_with_manifest(resumed).differences == []
