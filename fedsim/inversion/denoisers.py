@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import logging
 import math
-from contextlib import suppress
-from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedsim.base.content_hashes import hash_json
-from fedsim.base.files import cache_folder, replace_atomically
+from fedsim.base.files import cache_folder
 from fedsim.base.randomness import generator, seed_globals
 from fedsim.base.task import are_classes
 from fedsim.interfaces.attack import Records
+from fedsim.inversion.cached_networks import read_network, write_network
 from fedsim.inversion.problem import InputScaling
 
 log = logging.getLogger(__name__)
@@ -123,11 +120,11 @@ def load_denoiser(records: Records, records_hash: str, scaling: InputScaling, de
     if has_classes:
         denoiser.has_records[:num_classes] = torch.bincount(records.labels.cpu(), minlength=num_classes) > 0
     path = cache_folder() / "denoisers" / f"{key}.safetensors"
-    if not _read_state(denoiser, path):
+    if not read_network(denoiser, path):
         log.info("a denoiser is trained on %d auxiliary records, which takes minutes", len(images))
         classes = records.labels.cpu() if has_classes else torch.zeros(len(images), dtype=torch.int64)
         _train(denoiser.to(device), images, classes, key)
-        _write_state(denoiser, path)
+        write_network(denoiser, path)
     return denoiser.to(device).eval().requires_grad_(False)
 
 
@@ -152,24 +149,3 @@ def _train(denoiser: Denoiser, images: Tensor, classes: Tensor, key: str) -> Non
         (errors / denoiser.deviation).square().mean().backward()
         optimizer.step()
         schedule.step()
-
-
-def _read_state(denoiser: Denoiser, path: Path) -> bool:
-    """Load the state of a denoiser where there is one; tell whether there was."""
-    if not path.is_file():
-        return False
-    try:
-        denoiser.load_state_dict(load_file(path))
-    except (OSError, SafetensorError, RuntimeError) as error:
-        log.warning("%s is damaged (%s), so the denoiser is trained again", path, error)
-        return False
-    return True
-
-
-def _write_state(denoiser: Denoiser, path: Path) -> None:
-    """Keep the state of a denoiser; a cache that cannot be written only costs time."""
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in denoiser.state_dict().items()}
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replace_atomically(path) as temporary:
-            save_file(state, temporary)

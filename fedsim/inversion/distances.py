@@ -70,6 +70,35 @@ class Cosine:
 
 
 @dataclass(frozen=True)
+class PartialCosine:
+    """One minus the cosine over the entries of each tensor that are largest in the update.
+
+    Attributes:
+        share: of each tensor's entries that are compared, at least one of each.
+    """
+
+    share: float
+
+    def target(self, problem: InversionProblem) -> list[Tensor]:
+        """Return w_0 - w_T at norm 1, and after it 1 for each entry that is compared, else 0."""
+        masks = []
+        for delta in problem.direction:
+            count = max(1, round(self.share * delta.numel()))
+            mask = torch.zeros_like(delta).flatten()
+            mask[delta.abs().flatten().topk(count).indices] = 1.0
+            masks.append(mask.reshape(delta.shape))
+        return [*Cosine().target(problem), *masks]
+
+    def __call__(self, gradient: Tensors, target: Tensors) -> Tensor:
+        """Return one minus the cosine of what is compared."""
+        direction, masks = target[: len(gradient)], target[len(gradient) :]
+        compared = [mask * g for mask, g in zip(masks, gradient, strict=True)]
+        kept = [mask * t for mask, t in zip(masks, direction, strict=True)]
+        norm = global_norm(kept)
+        return Cosine()(compared, [t / norm for t in kept])
+
+
+@dataclass(frozen=True)
 class SquaredL2:
     """Squared Euclidean distance to the mean gradient (w_0 - w_T) / (eta T).
 

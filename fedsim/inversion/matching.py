@@ -366,7 +366,7 @@ class GradientInversion(Attack):
             task: whose restarts these are.
             others: victims before this one; what those know that are alike is not measured again.
         """
-        if self.compile or task.recipe.optimizer == "lbfgs":  # evaluates several times a step
+        if self.compile or task.recipe.optimizer == "lbfgs" or task.recipe.smoothing:  # evaluate several times a step
             return None
         if not batching_pays(task.problem.labels.device):
             return None

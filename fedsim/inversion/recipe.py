@@ -85,6 +85,10 @@ class Recipe:
             those of clients do in training, instead of by the running ones of w_0.
         one_step: the attack assumes T = 1 and warns if it is more.
         discrete_step: changes the dummy data before the first step and after each.
+        smoothing: share w of the gradient of the dummy data that is taken a bit uphill: with g(x) the objective's
+            gradient, (1 - w) g(x) + w g(x + r g(x) / rms g(x)). To first order that adds w r times the norm of the
+            gradient (root mean square) to the objective, without a third derivative; it costs a second evaluation.
+        smoothing_radius: r, in standard deviations of the inputs.
     """
 
     update_model: UpdateModel = field(default_factory=GradientAtBroadcast)
@@ -104,3 +108,5 @@ class Recipe:
     normalised_by_batch: bool = False
     one_step: bool = False
     discrete_step: DiscreteStep | None = None
+    smoothing: float = 0.0
+    smoothing_radius: float = 0.0

@@ -36,11 +36,30 @@ def objective_and_gradients(
     target: list[Tensor],
     names: GradientNames,
 ) -> list[Tensor]:
-    """Compute the objective and its gradients by one double backward pass.
+    """Compute the objective and its gradients by one double backward pass, or two where the recipe smooths.
 
     Returns:
         What `Evaluate` returns.
     """
+    here = _evaluate_at(recipe, problem, start, iteration_inputs, target, names)
+    if not recipe.smoothing:
+        return here
+    uphill = here[3]  # that of the dummy data
+    size = uphill.square().mean().sqrt().clamp_min(torch.finfo(uphill.dtype).tiny)
+    ahead = {**start, "dummy": start["dummy"].detach() + recipe.smoothing_radius / size * uphill}
+    there = _evaluate_at(recipe, problem, ahead, iteration_inputs, target, names)
+    return [*here[:3], *(torch.lerp(g, h, recipe.smoothing) for g, h in zip(here[3:], there[3:], strict=True))]
+
+
+def _evaluate_at(
+    recipe: Recipe,
+    problem: InversionProblem,
+    start: Mapping[str, Tensor],
+    iteration_inputs: IterationInputs,
+    target: list[Tensor],
+    names: GradientNames,
+) -> list[Tensor]:
+    """Compute what `Evaluate` returns at these values."""
     values = {}
     for name, value in start.items():
         values[name] = value.detach().requires_grad_(name in names)

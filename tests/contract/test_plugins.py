@@ -38,6 +38,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "expected-error": {"steps": 2},
     "femnist": {"folder": "femnist-digits"},
     "gate": {"measure": "gradient-norm", "above": 0.0},
+    "giml": {"tasks": 2, "task_latent_steps": 2, "latent_iterations": 2, "tuning_iterations": 2},
     "idlg": {"iterations": 1},
     "image-folder": {"path": "imagenet-sample-224/val"},
     "jacobian-norm": {"probes": 4},
@@ -80,7 +81,7 @@ def ours(group: registry.Group) -> list[str]:
 
 
 THOROUGH = {
-    "attacks": "aia-gradient cocktail-party dager dlfa dlg dlg-text fedmia idlg inverting-gradients-text "
+    "attacks": "aia-gradient cocktail-party dager dlfa dlg dlg-text fedleak fedmia giml idlg inverting-gradients-text "
     "label-counts lamp learned-inversion lmra lmra-dummy-data long-strides map membership-combined membership-cosine "
     "inverting-gradients joint-inversion membership-white-box nl-sme property-inference sapag see-through-gradients "
     "spear-ica spear-ica-rounds sra-gradient tableak tag tgias-ro tgias-ro-text unmixing",

@@ -73,6 +73,13 @@ THOROUGH = {
 SETTINGS: dict[str, dict[str, Any]] = {
     "dp-sgd": {"epsilon": 5.0},
     "gate": {"measure": "gradient-norm", "above": 0.0},
+    "giml": {
+        "tasks": 2,
+        "task_latent_steps": 2,
+        "task_tuning_steps": 2,
+        "latent_iterations": 3,
+        "tuning_iterations": 3,
+    },
     "lamp": {"candidates": 2, "every": 1, "tries": 4},
     "layer-freeze": {"layers": ["*bias"]},
     "learned-inversion": {"simulated": 20, "features": 10, "components": 5, "epochs": 1, "refinements": 2},

@@ -1,0 +1,101 @@
+"""GIML: a generator learnt from the recording alone, and what it is worth, on clients with four digits each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from adversaries.inversion import transcript_prior
+from adversaries.inversion.transcript_prior import TranscriptPrior
+from fedsim.base.errors import AttackError
+from fedsim.base.randomness import generator
+from fedsim.interfaces.attack import Knowledge
+from fedsim.inversion import public_fits
+from fedsim.recording.payloads import Payload
+from fedsim.recording.transcript import Transcript
+from fedsim.recording.wire_format import Update
+from tests.support import digit_clients as digits
+from tests.support.recordings import record_updates, run_attack
+
+CLIENTS, VICTIMS = 30, 2
+STEPS: dict[str, Any] = {"latent_iterations": 40, "tuning_iterations": 40}
+ATTACK = TranscriptPrior(tasks=40, task_latent_steps=10, task_tuning_steps=10, **STEPS)
+
+
+@pytest.fixture(autouse=True)
+def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(public_fits, "_fits", {})
+
+
+@pytest.fixture
+def updates() -> list[Update]:
+    return [digits.make_update(client) for client in range(CLIENTS)]
+
+
+def knowledge(victim: int) -> Knowledge:
+    return replace(digits.knowledge(victim), auxiliary=None)
+
+
+def mean_quality(attack: TranscriptPrior, transcript: Transcript) -> float:
+    findings = [run_attack(attack, transcript, knowledge(victim), victim) for victim in range(VICTIMS)]
+    return sum(digits.quality(finding, victim) for victim, finding in enumerate(findings)) / VICTIMS
+
+
+def test_what_is_learnt_from_other_clients_helps_and_noise_teaches_nothing(
+    updates: list[Update], tmp_path: Path
+) -> None:
+    untrained = mean_quality(TranscriptPrior(tasks=0, **STEPS), record_updates(tmp_path / "a", updates))
+    learnt = mean_quality(ATTACK, record_updates(tmp_path / "b", updates))
+    assert learnt > untrained + 2
+    # Updates of all clients but the victims are noise.
+    noisy = updates[:VICTIMS]
+    for update in updates[VICTIMS:]:
+        rng = generator("noise", update.client)
+        after = {}
+        for name, before in update.before.items():
+            drawn = torch.randn(before.shape, generator=rng)
+            after[name] = before + drawn * (update.after[name] - before).norm() / drawn.norm()
+        noisy.append(replace(update, payload=Payload.from_dense(after, "weights")))
+    assert mean_quality(ATTACK, record_updates(tmp_path / "c", noisy)) < learnt - 1
+
+
+def test_victims_of_a_recording_share_a_generator_which_is_kept(
+    updates: list[Update], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learnt, learn = list[str](), transcript_prior.learn_generator
+
+    def count(*arguments: Any) -> None:
+        learnt.append(arguments[3])
+        learn(*arguments)
+
+    monkeypatch.setattr(transcript_prior, "learn_generator", count)
+    attack = TranscriptPrior(
+        tasks=3, task_latent_steps=2, task_tuning_steps=2, latent_iterations=2, tuning_iterations=2
+    )
+    transcript = record_updates(tmp_path / "a", updates)
+    first = run_attack(attack, transcript, knowledge(0), 0)
+    run_attack(attack, transcript, knowledge(1), 1)
+    assert len(learnt) == 1
+    # Another process reads it.
+    public_fits._fits.clear()
+    again = run_attack(attack, transcript, knowledge(0), 0)
+    assert len(learnt) == 1
+    assert torch.equal(first.data, again.data)
+    # Another recording has another.
+    run_attack(attack, record_updates(tmp_path / "b", updates[:5]), knowledge(0), 0)
+    assert len(set(learnt)) == 2
+
+
+def test_one_client_alone_teaches_nothing(updates: list[Update], tmp_path: Path) -> None:
+    with pytest.raises(AttackError, match="the attacked rounds have no other client's; attack more rounds"):
+        run_attack(ATTACK, record_updates(tmp_path / "a", updates[:1]), knowledge(0))
+
+
+def test_examples_have_to_be_images(updates: list[Update], tmp_path: Path) -> None:
+    with pytest.raises(AttackError, match="generates images, and examples are of shape"):
+        run_attack(ATTACK, record_updates(tmp_path / "a", updates[:2]), replace(knowledge(0), input_shape=(64,)))
