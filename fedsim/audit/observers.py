@@ -57,9 +57,8 @@ def observe_run(folder: OpenRun, case: Case, adversary: AdversaryTable, message_
             "known to see whole models alone; leave out those keys of [app], or attack as the server"
         )
     if role.party == "server":
-        experiment = case.experiment
-        weigh_alike = experiment is not None and experiment.distributed_privacy is not None
-        return CollusionTranscript(recording, _open_own_updates(folder, case, role), role, weigh_alike=weigh_alike)
+        own_updates = _open_own_updates(folder, case, role)
+        return CollusionTranscript(recording, own_updates, role, weigh_alike=case.sums_weigh_alike)
     return ObservedTranscript(recording, role, read_final_model(folder, recording), case.count_equal_clients(role))
 
 
@@ -70,23 +69,7 @@ def _open_own_updates(folder: OpenRun, case: Case, role: AdversaryRole) -> Trans
         ConfigError: it kept nothing of one of them, or the server sees single updates anyway.
         RunError: a file is not what the run wrote.
     """
-    experiment = case.experiment
-    if experiment is None:
-        raise ConfigError(
-            "adversary.who: of a recording made elsewhere nobody kept what colluding clients added to sums; take who = "
-            "'server', or these clients alone"
-        )
-    if not case.shows_sums_alone:
-        raise ConfigError(
-            "adversary.who: without secure aggregation the server sees the update of each client, to which colluding "
-            "clients add nothing; take who = 'server'"
-        )
-    kept = experiment.config.recording.colluders or []
-    if missing := sorted(set(role.colluders) - set(kept)):
-        raise ConfigError(
-            f"adversary.who: this run did not keep what client {missing[0]} added to sums; run it again with "
-            f"recording.colluders = {sorted({*kept, *role.colluders})}"
-        )
+    case.check_colluders(role)
     paths = sorted(folder.colluders.glob("round-*.safetensors"))
     if not paths:
         raise ConfigError("adversary.who: in no recorded round any of these clients added to a sum; name others")

@@ -102,6 +102,19 @@ class Case(ABC):
     def shows_sums_alone(self) -> bool:
         """Return whether the server is known to see sums over groups alone."""
 
+    @property
+    @abstractmethod
+    def sums_weigh_alike(self) -> bool:
+        """Return whether all clients of a secure sum have weight 1; else N."""
+
+    @abstractmethod
+    def check_colluders(self, role: AdversaryRole) -> None:
+        """Check that what the clients that collude with the server added to sums was kept.
+
+        Raises:
+            ConfigError: it was not, or the server sees single updates anyway.
+        """
+
     @abstractmethod
     def count_equal_clients(self, role: AdversaryRole) -> float | None:
         """Return by how many clients the server divides a sum in which all count alike; None elsewhere.

@@ -59,6 +59,15 @@ class ForeignRecording(Case):
         """Raise UnknownTruthError."""
         raise UnknownTruthError("only an experiment says what the victim held")
 
+    sums_weigh_alike = False
+
+    def check_colluders(self, role: AdversaryRole) -> NoReturn:
+        """Raise ConfigError: nobody kept what clients added to sums."""
+        raise ConfigError(
+            "adversary.who: of a recording made elsewhere nobody kept what colluding clients added to sums; take who = "
+            "'server', or these clients alone"
+        )
+
     def count_equal_clients(self, role: AdversaryRole) -> None:
         """Return None: whether the server averages by N is found by what it did."""
 

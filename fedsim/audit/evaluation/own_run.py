@@ -91,6 +91,25 @@ class OwnRun(Case):
         """Return whether secure aggregation hides single updates from the server."""
         return self.own_experiment.config.secure_aggregation is not None
 
+    @property
+    def sums_weigh_alike(self) -> bool:
+        """Return whether clients share noise, for which all have weight 1."""
+        return self.own_experiment.distributed_privacy is not None
+
+    def check_colluders(self, role: AdversaryRole) -> None:
+        """Raise ConfigError where the run did not keep what these clients added to sums."""
+        if not self.shows_sums_alone:
+            raise ConfigError(
+                "adversary.who: without secure aggregation the server sees the update of each client, to which "
+                "colluding clients add nothing; take who = 'server'"
+            )
+        kept = self.own_experiment.config.recording.colluders or []
+        if missing := sorted(set(role.colluders) - set(kept)):
+            raise ConfigError(
+                f"adversary.who: this run did not keep what client {missing[0]} added to sums; run it again with "
+                f"recording.colluders = {sorted({*kept, *role.colluders})}"
+            )
+
     def count_equal_clients(self, role: AdversaryRole) -> float | None:
         """Return by how many clients central privacy divides a sum; None without it."""
         config, privacy = self.own_experiment.config, self.own_experiment.central_privacy
