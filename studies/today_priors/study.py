@@ -1,0 +1,213 @@
+"""Matching with a prior from public images, and why it ends where it does; tables of docs/studies/inversion-today.md.
+
+The victims, networks and messages are those of the study `today`. Beside what an attack claims stands what only the
+evaluation can know: the objective and the distance at the true images, at guesses, and on the way between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from fedsim.audit.evaluation.statistics import confidence_interval, gains
+from fedsim.audit.evaluation.truth import Truth
+from fedsim.base import metrics
+from fedsim.base.randomness import generator
+from fedsim.interfaces.knowledge import Knowledge, Records
+from fedsim.inversion.batch_norm import copy_with_batch_statistics
+from fedsim.inversion.distances import Cosine
+from fedsim.inversion.problem import InversionProblem, build_problem
+from fedsim.inversion.public_fits import fit_components
+from fedsim.inversion.recipe import Recipe, cosine_schedule
+from fedsim.recording.wire_format import Update
+from studies.messages import data_folder, invert_update, pair_psnr, score_claim
+from studies.running import Row
+from studies.today.study import SEED, BatchNormalisedInversion, experiment_of, send_message, victims_images
+from studies.writing import column_values, group_rows, markdown_table
+
+FLOOR_EXAMPLES, PUBLIC_EXAMPLES = 500, 3000
+"""Training images of guesses, and those after them that priors are fitted to. The network was trained on both."""
+COMPONENTS = 60
+METRICS = ("psnr", "ssim", "lpips", "identified")
+BN_WEIGHT = 0.005
+"""Of the distance to the statistics that the client sent, as in the study `today`."""
+_SHARED: dict[str, Any] = {"iterations": 100, "signed": False}
+Rows = Sequence[Mapping[str, str]]
+
+
+@dataclass(frozen=True)
+class FixedStart:
+    """Starts matching at given images, which are optimised as they are."""
+
+    images: Tensor
+
+    def start(self, problem: InversionProblem, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
+        """Return the images, standardised, in the order of the problem's labels."""
+        return self.images.clone()
+
+    def dummy_data(self, problem: InversionProblem, coefficients: Tensor) -> Tensor:
+        """Return them as they are now."""
+        return coefficients
+
+    def penalty(self, problem: InversionProblem, coefficients: Tensor) -> Tensor:
+        """Return 0."""
+        return coefficients.new_zeros(())
+
+
+@dataclass(frozen=True, kw_only=True)
+class CosineDecayInversion(BatchNormalisedInversion):
+    """Matching whose step size falls along a cosine.
+
+    Args:
+        start: images where it starts, standardised; None starts as the prior does.
+    """
+
+    start: Tensor | None = None
+
+    def _recipe(self, problem: InversionProblem) -> Recipe:
+        recipe = replace(super()._recipe(problem), schedule=cosine_schedule)
+        return recipe if self.start is None else replace(recipe, parametrisation=FixedStart(self.start))
+
+
+def build_attack(attack: str, statistics: str, half_way: Tensor) -> CosineDecayInversion:
+    """Return the attack with a prior, or matching from half way to the true images, which no adversary can begin at."""
+    weight = BN_WEIGHT if statistics == "sent" else 0.0
+    if attack == "half way":
+        return CosineDecayInversion(**_SHARED, step_size=0.02, tv_weight=0.001, bn_weight=weight, start=half_way)
+    return CosineDecayInversion(**_SHARED, step_size=0.1, tv_weight=0.0, bn_weight=weight, prior="pca")
+
+
+@cache
+def public_records(model: str) -> Records:
+    """Return the images that priors are fitted to."""
+    experiment = experiment_of(model, "cifar10")
+    chosen, train = slice(FLOOR_EXAMPLES, FLOOR_EXAMPLES + PUBLIC_EXAMPLES), experiment.dataset.train
+    return Records(inputs=experiment.data.to_model(train.inputs(chosen)), labels=train.labels[chosen])
+
+
+def measure(model: str, weights: str, statistics: str, batch: int, attack: str, seed: int) -> Row:
+    """Attack one victim, score the claim also against the next victim's images, and diagnose why it ended there."""
+    update, knowledge = send_message(model, "cifar10", batch, "gradient", weights, statistics, seed)
+    knowledge = replace(knowledge, auxiliary=public_records(model))
+    images, labels = victims_images("cifar10", batch, seed)
+    problem = known_problem(update, knowledge)
+    true = problem.scaling.from_unit_range(images[labels.argsort(stable=True)])
+    points = points_between(problem, true)
+    method = build_attack(attack, statistics, points["half"])
+    finding = invert_update(method, update, knowledge, generator(SEED, "today attack", seed))
+    scores = score_claim(
+        finding, Truth(data=images, labels=labels), generator(SEED, "today guesses", seed),
+        experiment_of(model, "cifar10").dataset.train, FLOOR_EXAMPLES, weights=data_folder() / "weights",
+        labels_granted=True,
+    )  # fmt: skip
+    row: Row = {name: scores[name].value for name in METRICS}
+    row |= {f"{name}_floor": scores[name].floor for name in METRICS}
+    row["psnr_other"] = pair_psnr(finding.data, victims_images("cifar10", batch, seed + 1)[0])
+    row["distance"] = float(finding.trace["l_sim"][-1])
+    return row | diagnose(problem, true, points)
+
+
+def known_problem(update: Update, knowledge: Knowledge) -> InversionProblem:
+    """Return the problem of an attack that normalises by the batch and knows the labels."""
+    problem = build_problem(update, knowledge, use_batch_statistics=True)
+    assert knowledge.labels is not None
+    model = copy_with_batch_statistics(problem.model)
+    return replace(problem, model=model, uses_batch_statistics=True, labels=knowledge.labels)
+
+
+def points_between(problem: InversionProblem, true: Tensor) -> dict[str, Tensor]:
+    """Return images from which an attack may start, and those that it can reach; it sees the true ones.
+
+    Returns:
+        `means` of the classes, those `half` way to the true images, and the `nearest` that the components make, all
+        standardised.
+    """
+    fit = fit_components(problem, COMPONENTS, tuple(true.shape[1:]))
+    assert fit.class_means is not None
+    assert fit.within is not None
+    means, components = fit.class_means[problem.labels], fit.within[problem.labels]
+    left = problem.scaling.to_model(true).flatten(1) - means
+    coefficients = torch.einsum("ncv,nv->nc", components, left) / components.square().sum(2)
+    nearest = means + torch.einsum("nc,ncv->nv", coefficients, components)
+    mean_images, nearest_images = (
+        (flat.reshape(true.shape) - problem.scaling.centre) / problem.scaling.scale for flat in (means, nearest)
+    )
+    return {"means": mean_images, "half": (mean_images + true) / 2, "nearest": nearest_images}
+
+
+def diagnose(problem: InversionProblem, true: Tensor, points: Mapping[str, Tensor]) -> dict[str, float]:
+    """Measure what a descent meets on its way to the true images.
+
+    Returns:
+        `distance_*` and `psnr_*`: the cosine distance of the gradients, in [0, 2], and the PSNR in dB at the points.
+        `alignment_*`: the cosine between the step that lowers the distance most there, and the way to the true images.
+    """
+    result = {}
+    for name, point in points.items():
+        result[f"psnr_{name}"] = metrics.psnr(*map(problem.scaling.to_unit_range, (point, true))).mean().item()
+        dummy = point.detach().requires_grad_()
+        distance = Cosine()(problem.gradient(problem.before, dummy, problem.labels), Cosine().target(problem))
+        (slope,) = torch.autograd.grad(distance, dummy)
+        result[f"distance_{name}"] = distance.item()
+        result[f"alignment_{name}"] = cosine_similarity(-slope.flatten(), (true - point).flatten(), dim=0).item()
+    return result
+
+
+TITLES = {
+    "early": "early", "trained": "trained", "withheld": "batch, withheld", "sent": "batch, sent",
+    "pca": "60 components", "half way": "from half way",
+}  # fmt: skip
+FORMATS = {"psnr": ".1f", "ssim": ".2f", "lpips": ".2f", "identified": ".2f"}
+POINTS = {"means": "class means", "half": "half way", "nearest": "60 components"}
+
+
+def tables(rows: Rows) -> dict[str, str]:
+    """Return the scores, and what a descent meets on its way."""
+    scores, ways = [], []
+    for setting, cell in group_rows(rows, "batch", "weights", "statistics", "attack").items():
+        line = [setting[0], *(TITLES[name] for name in setting[1:]), str(len(cell))]
+        for suffix in ("_floor", ""):
+            line.append(
+                " / ".join(f"{column_values(cell, name + suffix).mean():{form}}" for name, form in FORMATS.items())
+            )
+        left = f"{column_values(cell, 'distance').mean():.2f}"
+        scores.append([*line, *map_gains(cell), f"{column_values(cell, 'psnr_other').mean():.1f}", left])
+        if setting[3] == "pca":  # the points do not depend on the attack
+            ways.append([*line[:3], line[4], *map_points(cell)])
+    head = ["N", "weights", "BatchNorm"]
+    gain_heads = ["gain in dB", "gain in LPIPS"]
+    return {
+        "": markdown_table(
+            [*head, "matching", "victims", "guess", "claim", *gain_heads, "other's images", "distance"], scores
+        ),
+        "ways": markdown_table([*head, "victims", *POINTS.values()], ways),
+    }
+
+
+def map_gains(cell: Rows) -> list[str]:
+    """Format by how much claims beat the best guess, with 95 % intervals of the means over victims."""
+    texts = []
+    for name, form in (("psnr", "+.1f"), ("lpips", "+.2f")):
+        beyond = gains(
+            column_values(cell, name), column_values(cell, f"{name}_floor"), higher_is_better=name != "lpips"
+        )
+        low, high = confidence_interval(beyond)
+        texts.append(f"{beyond.mean():{form}} ({low:{form}}, {high:{form}})")
+    return texts
+
+
+def map_points(cell: Rows) -> list[str]:
+    """Format PSNR, distance and alignment at the points."""
+    texts = []
+    for name in POINTS:
+        psnr, distance, alignment = (
+            column_values(cell, f"{kind}_{name}").mean() for kind in ("psnr", "distance", "alignment")
+        )
+        texts.append(f"{psnr:.1f} dB / {distance:.2f} / {alignment:.3f}")
+    return texts
