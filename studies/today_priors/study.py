@@ -28,7 +28,7 @@ from fedsim.inversion.recipe import Recipe, cosine_schedule
 from fedsim.recording.wire_format import Update
 from studies.messages import data_folder, invert_update, pair_psnr, score_claim
 from studies.running import Row
-from studies.today.study import SEED, BatchNormalisedInversion, experiment_of, send_message, victims_images
+from studies.today.study import FEWEST, SEED, BatchNormalisedInversion, experiment_of, send_message, victims_images
 from studies.writing import column_values, group_rows, markdown_table
 
 FLOOR_EXAMPLES, PUBLIC_EXAMPLES = 500, 3000
@@ -181,7 +181,7 @@ def tables(rows: Rows) -> dict[str, str]:
         if setting[3] == "pca":  # the points do not depend on the attack
             ways.append([*line[:3], line[4], *map_points(cell)])
     head = ["N", "weights", "BatchNorm"]
-    gain_heads = ["gain in dB", "gain in LPIPS"]
+    gain_heads = ["gain in dB", "gain in LPIPS", "gain in identified"]
     return {
         "": markdown_table(
             [*head, "matching", "victims", "guess", "claim", *gain_heads, "other's images", "distance"], scores
@@ -191,14 +191,20 @@ def tables(rows: Rows) -> dict[str, str]:
 
 
 def map_gains(cell: Rows) -> list[str]:
-    """Format by how much claims beat the best guess, with 95 % intervals of the means over victims."""
+    """Format by how much claims beat the best guess, with 95 % intervals of the means over victims.
+
+    Fewer than `FEWEST` victims have no interval. What starts from the truth competes with no guess.
+    """
+    if cell[0]["attack"] == "half way":
+        return ["–"] * 3
     texts = []
-    for name, form in (("psnr", "+.1f"), ("lpips", "+.2f")):
+    for name, form in (("psnr", "+.1f"), ("lpips", "+.2f"), ("identified", "+.2f")):
         beyond = gains(
             column_values(cell, name), column_values(cell, f"{name}_floor"), higher_is_better=name != "lpips"
         )
         low, high = confidence_interval(beyond)
-        texts.append(f"{beyond.mean():{form}} ({low:{form}}, {high:{form}})")
+        interval = f" ({low:{form}}, {high:{form}})" if len(cell) >= FEWEST else ""
+        texts.append(f"{beyond.mean():{form}}{interval}")
     return texts
 
 
