@@ -191,7 +191,7 @@ APPS = {
         app=f"transposed = true\nnames = {BIAS_FIRST}",
         code=CHANNELS_LAST,
     ),
-    "flower-secure-aggregation": App("secaggexample", settings={"is-demo": False}),
+    "flower-secure-aggregation": App("secaggexample", settings={"is-demo": False}, app="defended = true"),
     "fl-dp-sa": App("fl_dp_sa", (1, 28, 28), settings={"num-sampled-clients": 5 * CLIENTS}),
     "flower-simulation-step-by-step-pytorch/my-awesome-app": App(
         "my_awesome_app", (1, 28, 28), settings={"fraction-fit": 1.0}

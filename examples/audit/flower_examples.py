@@ -4,7 +4,8 @@ FLOWER is your checkout of Flower's repository (https://github.com/adap/flower);
 is changed. Each app runs two rounds over ten simulated clients in one process, once as it is and once watched by a
 CuriousGrid. In the place of the data that it would download, each client gets five images of handwritten digits (from
 scikit-learn), or rows of random numbers. What was recorded is attacked, and a line says what came of it:
-whether the server sent the same bytes with and without the audit, what is recorded, and the first client's examples.
+whether the server sent the same bytes with and without the audit (of an app that draws fresh keys in each run, the
+same arrays), what is recorded, and the first client's examples.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import sys
 import tempfile
 import textwrap
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,7 @@ def audit(name: str, source: Path, work: Path) -> str:
     plain, watched = (started(name, work, *more) for more in ([], ["--keep", str(work / "recording")]))
     if plain.returncode or watched.returncode:
         return f"does not run here: {last_line(plain.stderr or watched.stderr)}"
-    same = "yes" if last_line(plain.stdout) == last_line(watched.stdout) else "NO"  # apps print times and paths, too
+    same = compare_hashes(read_hashes(plain), read_hashes(watched), lambda: read_hashes(started(name, work)))
     from fedsim import Transcript
 
     if not any((work / "recording" / "run-1" / "transcript").glob("round-*")):
@@ -88,6 +89,26 @@ def audit(name: str, source: Path, work: Path) -> str:
     if APPS[name].refused:
         return f"{same:12}{recorded:34}not attacked: {APPS[name].refused}"
     return f"{same:12}{recorded:34}{attacked(APPS[name], work, update.client)}"
+
+
+def read_hashes(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """Return the hashes of all arrays and of all settings that the server sent; apps print before them."""
+    return last_line(done.stdout).split()
+
+
+def compare_hashes(plain: list[str], watched: list[str], repeat: Callable[[], list[str]]) -> str:
+    """Say whether the server sent the same with and without the audit, or where it does not do so by itself.
+
+    Args:
+        plain: hashes of a run without the audit.
+        watched: of one with it.
+        repeat: makes another run without it.
+    """
+    if plain == watched:
+        return "yes"
+    if plain[0] == watched[0] and repeat()[1] != plain[1]:  # as the fresh keys of secure aggregation
+        return "arrays"
+    return "NO"
 
 
 def describe_messages(work: Path) -> str:
@@ -146,7 +167,7 @@ def last_line(text: str) -> str:
 
 
 def run(name: str, work: Path, watched: Path | None) -> None:
-    """Run an app in this process; prints a hash of all arrays that its server sent."""
+    """Run an app in this process; prints hashes of all arrays and settings that its server sent."""
     import numpy as np
     import torch
     from flwr.app import Context, RecordDict
@@ -178,7 +199,7 @@ def run(name: str, work: Path, watched: Path | None) -> None:
         server(wire, context)
     if watched is not None:
         write_truth(work, name)
-    sys.stdout.write(f"\n{wire.sent.hexdigest()}\n")
+    sys.stdout.write(f"\n{wire.array_hash.hexdigest()} {wire.setting_hash.hexdigest()}\n")
 
 
 def a_wire(client_app: Any, settings: dict[str, Any], clients: int, work: Path) -> Any:
@@ -188,16 +209,16 @@ def a_wire(client_app: Any, settings: dict[str, Any], clients: int, work: Path) 
     from fedsim.federation.engines.serial import InProcessGrid
 
     class Wire(InProcessGrid):
-        sent = hashlib.sha256()
+        array_hash, setting_hash = hashlib.sha256(), hashlib.sha256()
 
         def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
             ids = []
             for message in messages:
                 for record in message.content.array_records.values():
                     for array in record.values():
-                        self.sent.update(array.data)
+                        self.array_hash.update(array.data)
                 for record in message.content.config_records.values():
-                    self.sent.update(repr(sorted(map(without_time, record.items()))).encode())
+                    self.setting_hash.update(repr(sorted(map(without_time, record.items()))).encode())
                 (number,) = super().push_messages([deepcopy(message)])
                 message.metadata.__dict__["_message_id"] = number
                 ids.append(number)
