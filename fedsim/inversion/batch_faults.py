@@ -5,7 +5,7 @@ first iteration
 
 1. objective, distance and L_sim of each restart, by its victim's own model, are compared with those of the call;
 2. all that the call computes is compared with the same from other calls: half as many restarts in another order;
-3. the first and the last restart are computed by themselves, with all gradients;
+3. the first and the last restart are computed by themselves, with all gradients, of those whose victim can be attacked;
 4. the distance's gradient of each victim has to be finite and not zero.
 
 If 1 to 3 find any difference, each restart of the call is computed by itself and compared. If 4 does, the victim is.
@@ -40,13 +40,8 @@ def find_faults(call: BatchedCall) -> dict[BatchEntry, str | None]:
         By victim the end of a sentence that says why, or None where the victim cannot be attacked by itself either,
         as its attack says then.
     """
-    slots = range(len(call.slots))
-    samples = sorted({slots[0], slots[-1]})
     faults: dict[BatchEntry, str | None] = {}
-    for slot in samples:
-        entry, restart = call.slots[slot]
-        if not succeeds(partial(entry.solo_result, restart)) or not succeeds(entry.task.check_gradient):
-            faults[entry] = None
+    samples = _choose_samples(call, faults)
     try:
         *columns, distance_gradients = call.compute_start()
         reordered = call.compute_start_reordered()
@@ -60,13 +55,32 @@ def find_faults(call: BatchedCall) -> dict[BatchEntry, str | None]:
         agreements.append(rows_agree(column, terms, _TERM_TOLERANCE))
     has_gradient = _rows_have_gradient(columns[1], distance_gradients)
     all_agree, usable = torch.stack([torch.stack(agreements).all(0), has_gradient]).tolist()
-    sampled = [slot for slot in samples if call.slots[slot][0] not in faults]
-    if not all(all_agree) or not all(_agree_alone(call, columns, sampled)):
+    if not all(all_agree) or not all(_agree_alone(call, columns, samples)):
         _compare_with_each_alone(call, columns, faults)
     for (entry, restart), is_usable in zip(call.slots, usable, strict=True):
         if restart == 0 and not is_usable and entry not in faults:
             faults[entry] = _NO_GRADIENT if succeeds(entry.task.check_gradient) else None
     return faults
+
+
+def _choose_samples(call: BatchedCall, faults: dict[BatchEntry, str | None]) -> list[int]:
+    """Return the first and the last restart whose victim can be attacked; add the victims that cannot to `faults`.
+
+    A victim that cannot, or whose objective is not finite, would show nothing of what the call does to the others.
+    """
+    samples = set()
+    slots = range(len(call.slots))
+    for order in (slots, reversed(slots)):
+        for slot in order:
+            entry, restart = call.slots[slot]
+            if entry in faults:
+                continue
+            if not succeeds(partial(entry.solo_result, restart)) or not succeeds(entry.task.check_gradient):
+                faults[entry] = None
+            elif bool(torch.stack(entry.solo_result(restart)[:3]).isfinite().all()):
+                samples.add(slot)
+                break
+    return sorted(samples)
 
 
 def succeeds(compute: Callable[[], object]) -> bool:

@@ -65,16 +65,23 @@ def _copy_if_possible(model: nn.Module) -> nn.Module | None:
 
 def _is_same(value: Any, other: Any) -> bool:
     """Tell whether two models, or what their attributes hold, cannot be told apart; of other objects each is itself."""
+    try:
+        return _have_same_parts(value, other)
+    except RecursionError:  # a layer that knows the model it is in, say; such a model is built anew each time
+        return False
+
+
+def _have_same_parts(value: Any, other: Any) -> bool:
     if type(value) is not type(other):
         return False
     if isinstance(value, Tensor):
         return _are_equal(value, other)
     if isinstance(value, nn.Module):
-        return _is_same(vars(value), vars(other))
+        return _have_same_parts(vars(value), vars(other))
     if isinstance(value, dict):
-        return value.keys() == other.keys() and all(_is_same(part, other[name]) for name, part in value.items())
+        return list(value) == list(other) and all(_have_same_parts(part, other[name]) for name, part in value.items())
     if isinstance(value, (list, tuple)):
-        return len(value) == len(other) and all(map(_is_same, value, other))
+        return len(value) == len(other) and all(map(_have_same_parts, value, other))
     if isinstance(value, (bool, int, float, str, set, torch.dtype, torch.device)):
         return bool(value == other)
     return value is other

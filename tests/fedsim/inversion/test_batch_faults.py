@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import cross_entropy
 
 from adversaries.inversion.surrogate_model import SurrogateModelExtension
@@ -62,6 +63,15 @@ class ScalesAllRows(ChangesRows):
     @staticmethod
     def vmap(info: Any, dims: tuple[int], values: Tensor) -> tuple[Tensor, int]:
         return 1.5 * values, dims[0]
+
+
+class HasOneDerivative(ChangesRows):
+    generate_vmap_rule = True
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
 
 
 def in_second_backward(fault: type[Function]) -> Callable[[Tensor], Tensor]:
@@ -123,13 +133,13 @@ def plain(inputs: Tensor) -> Tensor:
     return inputs
 
 
-def record(folder: Path, dead_client: int | None = None) -> Transcript:
-    """Record clients who send w_0 and noise, and one whose units are all dead between w_0 and w_T."""
+def record(folder: Path, dead_clients: Collection[int] = ()) -> Transcript:
+    """Record clients who send w_0 and noise, and those whose units are all dead between w_0 and w_T."""
     before, updates = copy_state(network(plain)), []
     for client in range(CLIENTS):
         rng = generator("faults", client)
         after = {name: tensor + 0.05 * torch.randn(tensor.shape, generator=rng) for name, tensor in before.items()}
-        if client == dead_client:
+        if client in dead_clients:
             after["1.bias"] -= 1e4
         updates.append(build_update(before, after, client=client, num_examples=3))
     return record_updates(folder, updates)
@@ -208,10 +218,30 @@ def test_a_victim_whose_distance_has_no_gradient_is_refused_alone(
     at_once: Callable[[], None], caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     at_once()
-    outcomes = dict(attack_all(record(tmp_path, dead_client=2), lambda client: plain))
+    outcomes = dict(attack_all(record(tmp_path, dead_clients=[2]), lambda client: plain))
     assert isinstance(outcomes.pop(2), AttackError)
     assert all(isinstance(outcome, Reconstruction) for outcome in outcomes.values())
     assert not victims_alone(caplog)
+
+
+def test_a_model_that_cannot_be_differentiated_twice_is_refused_for_all(
+    at_once: Callable[[], None], tmp_path: Path
+) -> None:
+    """`torch.autograd.grad` leaves such a function out, in all calls alike, and gives a part of the gradient."""
+    at_once()
+    for outcome in dict(attack_all(record(tmp_path), lambda client: HasOneDerivative.apply)).values():
+        assert isinstance(outcome, AttackError)
+        assert "cannot be differentiated twice" in str(outcome)
+
+
+def test_victims_between_some_that_cannot_be_attacked_are_checked(
+    at_once: Callable[[], None], caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    at_once()
+    transcript, fault = record(tmp_path, dead_clients=[0, 4]), in_second_backward(ScalesAllRows)
+    outcomes = dict(attack_all(transcript, lambda client: fault))
+    assert [client for client, outcome in outcomes.items() if isinstance(outcome, AttackError)] == [0, 4]
+    assert victims_alone(caplog) == {1, 2, 3}
 
 
 def test_checks_of_a_further_victim_take_no_second_backward_pass(

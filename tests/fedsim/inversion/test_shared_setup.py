@@ -122,6 +122,8 @@ class CountedBuilder:
             model.seen = torch.full((2,), self.calls)
         elif self.difference == "not to be copied":
             model.seen = torch.ones(2, requires_grad=True) + 1
+        elif self.difference == "a cycle":
+            next(model.children()).models = [model]  # cannot be compared
         return model
 
 
@@ -135,7 +137,7 @@ def test_a_model_that_is_built_alike_twice_is_copied_from_then_on() -> None:
     assert len({weight.data_ptr() for weight in weights}) == 5  # nobody changes another one's
 
 
-@pytest.mark.parametrize("difference", ["weights", "attribute", "function", "tensor", "not to be copied"])
+@pytest.mark.parametrize("difference", ["weights", "attribute", "function", "tensor", "not to be copied", "a cycle"])
 def test_a_builder_that_makes_another_model_each_time_is_asked_each_time(difference: str) -> None:
     builder = CountedBuilder(difference)
     copies = ModelCopies(builder, torch.device("cpu"))
