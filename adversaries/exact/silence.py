@@ -117,10 +117,9 @@ def _surest_silent_units(silence: Tensor, share: float) -> Tensor:
 def _minimise_known_part(rows: Tensor, fixed: Tensor, is_silent: Tensor) -> Tensor:
     """Return `example known`, the p that minimise |fixed + rows p|, summed over silent units."""
     ridge = _RIDGE * torch.eye(rows.shape[1], dtype=rows.dtype)
-    squares = _outer_squares(rows)
 
     def solve(weights: Tensor) -> Tensor:
-        gram = torch.tensordot(weights, squares, 1) + ridge
+        gram = _weighted_grams(rows, weights) + ridge
         solution: Tensor = torch.linalg.solve(gram, (weights * fixed) @ rows)
         return -solution
 
@@ -129,19 +128,20 @@ def _minimise_known_part(rows: Tensor, fixed: Tensor, is_silent: Tensor) -> Tens
 
 def _minimise_column(rows: Tensor, starts: Tensor, is_silent: Tensor) -> Tensor:
     """Return `example rank`, unit vectors q near `starts` that minimise |rows q|, likewise."""
-    squares = _outer_squares(rows)
 
     def solve(weights: Tensor) -> Tensor:
-        return _null_vector(torch.tensordot(weights, squares, 1))
+        return _null_vector(_weighted_grams(rows, weights))
 
     misfit = (starts @ rows.T).abs()
     weights = _inverse_misfit_weights(misfit, is_silent, _median_misfit(misfit, is_silent))
     return _reweight(solve, lambda vectors: vectors @ rows.T, is_silent, weights)
 
 
-def _outer_squares(rows: Tensor) -> Tensor:
-    """Return `unit i j`, the outer product of each row with itself."""
-    return rows[:, :, None] * rows[:, None, :]
+def _weighted_grams(rows: Tensor, weights: Tensor) -> Tensor:
+    """Return `example i j`, the sum of the rows' outer products with themselves by `example unit`."""
+    # One example after another, as the outer products of all units would take units * rank^2 numbers.
+    grams = [(rows * weight[:, None]).T @ rows for weight in weights]
+    return torch.stack(grams)
 
 
 def _reweight(
