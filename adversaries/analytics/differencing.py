@@ -23,6 +23,7 @@ from fedsim.interfaces.attack import (
     Paper,
     Progress,
     RoundsNeeded,
+    Subject,
     Target,
     VictimTask,
     run_sequentially,
@@ -77,7 +78,7 @@ class Differencing(Attack):
     paper: ClassVar[Paper] = cite("So2023")
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT, GROUP, GROUPS})
     rounds_needed: ClassVar[RoundsNeeded] = ALL
-    reads_answers: ClassVar[bool] = True
+    subject: ClassVar[Subject] = "answers"
     main_metric: ClassVar[str] = "answers_exact"
 
     def _run(self, target: Target, progress: Progress) -> AnsweredValues:

@@ -16,7 +16,7 @@ from adversaries.text.encoder_search import find_encoder_texts
 from fedsim.base.constraints import PositiveInt, PositiveShareBelowOne
 from fedsim.base.errors import AttackError
 from fedsim.base.papers import cite
-from fedsim.interfaces.attack import Attack, Paper, Progress, Target, warn
+from fedsim.interfaces.attack import Attack, Paper, Progress, Subject, Target, warn
 from fedsim.interfaces.findings import Texts
 from fedsim.inversion.problem import warn_of_dropout
 
@@ -75,7 +75,7 @@ class Dager(Attack):
 
     paper: ClassVar[Paper] = cite("Petrov2024")
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape"})
-    texts: ClassVar[bool] = True
+    subject: ClassVar[Subject] = "texts"
 
     def _run(self, target: Target, progress: Progress) -> Texts:
         update, knowledge = target.read_update(), target.knowledge

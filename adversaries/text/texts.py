@@ -31,7 +31,7 @@ from adversaries.text.embedding_space import EmbeddingSpace, problem_lexicon
 from adversaries.text.word_exchange import exchange_words
 from fedsim.base.constraints import NonNegativeInt
 from fedsim.base.papers import cite
-from fedsim.interfaces.attack import Attack, Paper, Progress, Target
+from fedsim.interfaces.attack import Attack, Paper, Progress, Subject, Target
 from fedsim.interfaces.findings import Reconstruction, Texts
 from fedsim.inversion.descent import offset_progress
 from fedsim.inversion.labels.updates import count_labels
@@ -61,7 +61,7 @@ class TextAttack(Attack):
 
     needs: ClassVar[frozenset[str]] = _NEEDS
     uses: ClassVar[frozenset[str]] = frozenset({"labels"})
-    texts: ClassVar[bool] = True
+    subject: ClassVar[Subject] = "texts"
     vector_targets: ClassVar[bool] = False  # labels are counted as classes
 
 
@@ -187,7 +187,7 @@ class EmbeddingRows(Attack):
     paper: ClassVar[Paper] = TAG_PAPER
     needs: ClassVar[frozenset[str]] = _NEEDS
     uses: ClassVar[frozenset[str]] = MEAN_GRADIENT_FACTS | {"labels", "momentum", "optimizer"}
-    texts: ClassVar[bool] = True
+    subject: ClassVar[Subject] = "texts"
     main_metric: ClassVar[str] = "words_found"
 
     def _run(self, target: Target, progress: Progress) -> Texts:

@@ -14,7 +14,7 @@ from adversaries.trees.leaf_matching import LeafProblem, TreeSums, choose_amount
 from fedsim.base.constraints import PositiveInt
 from fedsim.base.errors import AttackError
 from fedsim.base.papers import cite
-from fedsim.interfaces.attack import ALL, CLIENT, Attack, Paper, Progress, RoundsNeeded, Target, warn
+from fedsim.interfaces.attack import ALL, CLIENT, Attack, Paper, Progress, RoundsNeeded, Subject, Target, warn
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.recording.tree_models import LOGISTIC, Tree, TreeModel, parse_tree_state
 from fedsim.recording.tree_sums import BoostingSettings, LeafCounts, count_leaves, find_thresholds, fit_settings
@@ -93,7 +93,7 @@ class TimberStrike(Attack):
     uses: ClassVar[frozenset[str]] = frozenset({"auxiliary"})
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
     rounds_needed: ClassVar[RoundsNeeded] = ALL
-    reads_trees: ClassVar[bool] = True
+    subject: ClassVar[Subject] = "trees"
     main_metric: ClassVar[str] = "columns_right"
 
     def _run(self, target: Target, progress: Progress) -> Reconstruction:

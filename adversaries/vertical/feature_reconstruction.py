@@ -15,7 +15,7 @@ from fedsim.base.constraints import PositiveFloat, PositiveInt
 from fedsim.base.errors import AttackError, first_line
 from fedsim.base.papers import cite
 from fedsim.base.randomness import seed_globals
-from fedsim.interfaces.attack import ALL, CLIENT, Attack, Knowledge, Paper, Progress, RoundsNeeded, Target
+from fedsim.interfaces.attack import ALL, CLIENT, Attack, Knowledge, Paper, Progress, RoundsNeeded, Subject, Target
 from fedsim.interfaces.row_findings import RowFeatures
 from fedsim.recording.split_steps import SplitStep, read_split_steps
 
@@ -31,7 +31,7 @@ class FeatureReconstruction(Attack):
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
     rounds_needed: ClassVar[RoundsNeeded] = ALL
     needs_num_examples: ClassVar[bool] = False
-    reads_embeddings: ClassVar[bool] = True
+    subject: ClassVar[Subject] = "embeddings"
     main_metric: ClassVar[str] = "row_columns_right"
 
 

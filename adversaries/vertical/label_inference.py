@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedsim.base.errors import AttackError
 from fedsim.base.papers import cite
-from fedsim.interfaces.attack import ALL, CLIENT, Attack, Paper, Progress, RoundsNeeded, Target, warn
+from fedsim.interfaces.attack import ALL, CLIENT, Attack, Paper, Progress, RoundsNeeded, Subject, Target, warn
 from fedsim.interfaces.row_findings import RowLabels
 from fedsim.recording.split_steps import SplitStep, read_split_steps
 
@@ -31,8 +31,7 @@ class GradientLabelInference(Attack):
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
     rounds_needed: ClassVar[RoundsNeeded] = ALL
     needs_num_examples: ClassVar[bool] = False
-    reads_embeddings: ClassVar[bool] = True
-    by_feature_party: ClassVar[bool] = True
+    subject: ClassVar[Subject] = "embedding gradients"
     main_metric: ClassVar[str] = "row_label_auc"
 
     def _run(self, target: Target, progress: Progress) -> RowLabels:

@@ -104,7 +104,7 @@ def attack(
     returned = _checked_state("after", after, network, statistics=not running_statistics(network).isdisjoint(broadcast))
     built = _build_attack(attack, settings or {})
     goal = goal_of(loss)
-    classes = {} if goal == "masks" else _infer_classes(network, facts, texts=built.texts)
+    classes = {} if goal == "masks" else _infer_classes(network, facts, texts=built.subject == "texts")
     facts |= classes if goal == "classes" else {}
     # What the adversary knows, and what the server saw.
     granted = Knowledge(

@@ -288,12 +288,13 @@ class Audit:
     def _check_observations(self, attack: Attack) -> None:
         """Raise KnowledgeError where the adversary sees nothing that `attack` reads."""
         who = self.spec.adversary.who
-        if attack.by_feature_party and who != "feature-party":
+        is_of_feature_party = attack.subject == "embedding gradients"
+        if is_of_feature_party and who != "feature-party":
             raise KnowledgeError(
                 f"{attack.title} is an attack of a feature party, which sees gradients of its embeddings and no "
                 "labels; set who = 'feature-party' in [adversary]"
             )
-        if who == "feature-party" and not attack.by_feature_party:
+        if who == "feature-party" and not is_of_feature_party:
             raise KnowledgeError(
                 f"{attack.title} does not apply: a feature party sees its own messages alone, and this attack is on "
                 "what others hold or sent; leave out who"
@@ -580,7 +581,7 @@ class Audit:
     def _check_fit(self) -> None:
         """Check what the file says of a foreign app against the recording."""
         attacks = [attack for _, attack in self._possible_attacks]
-        if attacks and all(attack.reads_embeddings for attack in attacks):
+        if attacks and all(attack.subject in ("embeddings", "embedding gradients") for attack in attacks):
             # Messages hold no whole model, and N is the number of rows in a step.
             for client, file in self.case.files.items():
                 check_truth(client, Truth.load(file), self.granted_knowledge)

@@ -127,8 +127,8 @@ class TargetMaker:
         victim, reply = job.victim, self.transcript.header(number).find_reply(job.victim)
         assert reply is not None
         message_format = self.transcript.message_format
-        counts = self.adversary.knowledge.num_examples
-        if counts and not job.attack.reads_answers and not message_format.num_examples_of(victim, reply.num_examples):
+        counts = self.adversary.knowledge.num_examples and job.attack.subject != "answers"
+        if counts and not message_format.num_examples_of(victim, reply.num_examples):
             raise AttackError(
                 f"round {number}, client {victim}: it reported no number of examples that it "
                 "trained on; say it with [app] num_examples"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from fedsim.interfaces.attack import (
     PartialRecords,
     PropertyRecords,
     Records,
+    Subject,
     Target,
 )
 from fedsim.recording.payloads import Payload
@@ -71,16 +72,10 @@ class TinyRecording:
 
 def recordings_for(attack: Attack, folder: Path) -> Iterator[TinyRecording]:
     """Yield the recordings that suit the kind of `attack`, recorded in `folder` when due."""
-    if attack.reads_trees:
-        yield _adapt_knowledge(attack, _tree_scene(folder / "trees"))
+    if attack.subject in _SCENES:
+        yield _adapt_knowledge(attack, _SCENES[attack.subject](folder / attack.subject))
         return
-    if attack.reads_answers:
-        yield _adapt_knowledge(attack, _answer_scene(folder / "answers"))
-        return
-    if attack.reads_embeddings:
-        yield _adapt_knowledge(attack, _split_scene(folder / "steps"))
-        return
-    if attack.texts:
+    if attack.subject == "texts":
         yield from _rounds_for(attack, "texts", _text_scene(folder / "texts", _text_network))
         yield from _rounds_for(attack, "texts for a transformer", _text_scene(folder / "attention", _transformer))
         return
@@ -392,3 +387,12 @@ def _record_regression(folder: Path, inputs: Tensor, targets: Tensor) -> Transcr
             updates.append(_make_update(number, client, before, payload, len(inputs)))
         recorder.write(number, updates)
     return Transcript(folder)
+
+
+_SCENES: Mapping[Subject, Callable[[Path], TinyRecording]] = {
+    "trees": _tree_scene,
+    "answers": _answer_scene,
+    "embeddings": _split_scene,
+    "embedding gradients": _split_scene,
+}
+"""Recordings for attacks on something else than a network, by their subject."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, final, get_args
 
 import numpy as np
 import torch
@@ -60,6 +60,7 @@ __all__ = [
     "PropertyRecords",
     "Records",
     "RoundsNeeded",
+    "Subject",
     "Target",
     "VictimTask",
     "warn",
@@ -74,6 +75,11 @@ CLIENT, GROUP, GROUPS = "client", "group", "groups"
 """Kinds of observations: the update of one client; the sum of the updates of a group of clients
 (`Update.members`); such sums over groups that change from round to round, some of which contain the
 victim."""
+Subject = Literal["numbers", "texts", "trees", "answers", "embeddings", "embedding gradients"]
+"""What an attack is made on, see `Attack`."""
+_SUBJECTS = ", ".join(map(repr, get_args(Subject)))
+_REPLACED_BY_SUBJECT = {"texts", "reads_trees", "reads_answers", "reads_embeddings", "by_feature_party"}
+"""Class attributes of earlier versions, which would be ignored."""
 RoundsNeeded = int | Literal["all"]
 """How many rounds of its victim an attack reads, see `Attack`."""
 ALL: Literal["all"] = "all"
@@ -132,12 +138,10 @@ class Attack(CheckedSettings, ABC):
         needs_num_examples: whether it reads N, so that it is refused where the threat model withholds it.
         needs_client_ids: whether an attack on several rounds joins them by the id of its victim, so that it is
             refused where clients have other pseudonyms in each round.
-        texts: whether it attacks texts, whose inputs are tokens, instead of numeric data.
-        reads_trees: whether it attacks models of trees, which are one array of bytes, instead of networks.
-        reads_answers: whether it attacks answers to queries, as of federated analytics, instead of networks.
-        reads_embeddings: whether it attacks split learning, where a party sends embeddings of its columns.
-        by_feature_party: whether such an attack is that of the party with features on labels; otherwise it is that
-            of the party with labels on features.
+        subject: what it is made on: messages of a network that learns from `numbers` or `texts` (tokens), or in
+            place of a network `trees` (one array of bytes) or `answers` to queries, as of federated analytics; in
+            split learning `embeddings`, by the party with labels on those who send them, or `embedding gradients`,
+            by such a party on labels.
         vector_targets: whether it takes targets that are several labels or numbers an example (`example target`) or
             masks (`example height width`); without this it is refused there, before it could take them for classes.
         main_metric: the column of `scores.csv` that the report ranks it by; empty for the first
@@ -151,11 +155,7 @@ class Attack(CheckedSettings, ABC):
     rounds_needed: ClassVar[RoundsNeeded] = 1
     needs_num_examples: ClassVar[bool] = True
     needs_client_ids: ClassVar[bool] = True
-    texts: ClassVar[bool] = False
-    reads_trees: ClassVar[bool] = False
-    reads_answers: ClassVar[bool] = False
-    reads_embeddings: ClassVar[bool] = False
-    by_feature_party: ClassVar[bool] = False
+    subject: ClassVar[Subject] = "numbers"
     vector_targets: ClassVar[bool] = False
     main_metric: ClassVar[str] = ""
 
@@ -382,14 +382,18 @@ def _check_declarations(cls: type[Attack]) -> None:
     """Refuse a class of attacks whose hook or rounds are not declared as `Attack` says.
 
     Raises:
-        PluginError: `_run` cannot be called with a target, or `rounds_needed` is no number of
-            rounds; for an attack that would be made on other rounds than its author meant.
+        PluginError: `_run` cannot be called with a target, `subject` is none that there is, or `rounds_needed` is no
+            number of rounds; for an attack that would be made on other data or rounds than its author meant.
     """
     if "temporal" in vars(cls):
         raise PluginError(
             f"{cls.__name__}.temporal: rounds_needed replaced it; set 'rounds_needed = 1' for one "
             "round, the default, and 'rounds_needed = \"all\"' for all rounds at once"
         )
+    for name in _REPLACED_BY_SUBJECT & vars(cls).keys():
+        raise PluginError(f"{cls.__name__}.{name}: subject replaced it; set subject to one of {_SUBJECTS}")
+    if cls.subject not in get_args(Subject):
+        raise PluginError(f"{cls.__name__}.subject: expected one of {_SUBJECTS}, got {cls.subject!r}")
     needed = vars(cls).get("rounds_needed", 1)
     if needed != ALL and (type(needed) is not int or needed < 1):
         raise PluginError(f"{cls.__name__}.rounds_needed: expected 1, a larger number or '{ALL}', got {needed!r}")

@@ -106,7 +106,7 @@ class GradientInversion(Attack):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.prior != "none" and self.texts:
+        if self.prior != "none" and self.subject == "texts":
             raise ConfigError(f"prior: '{self.prior}' is a prior of numbers, and this attack finds texts; leave it out")
         for name in _SETTINGS_WITHOUT_USE.get(self.prior, ()):
             if getattr(self, name) != type(self).__dataclass_fields__[name].default:

@@ -28,7 +28,7 @@ def _is_granted(spec: AttackFile, fact: str) -> bool:
 
 def _message_attack(attacks: Collection[Attack]) -> dict[str, Any]:
     """Return the table of an attack that reads messages alone; that on numbers adapts to defenses."""
-    return {"name": "tgias-ro-text" if any(attack.texts for attack in attacks) else "inverting-gradients"}
+    return {"name": "tgias-ro-text" if any(attack.subject == "texts" for attack in attacks) else "inverting-gradients"}
 
 
 class NaiveAttacks(PitfallRule):
@@ -49,7 +49,7 @@ class NaiveAttacks(PitfallRule):
         missing = "no attack reads the defenses" if granted else "adversary.knowledge.defenses is not granted"
         config, attacks = defended[0]
         if not any(_reads_defenses(attacks) for _, attacks in defended):
-            if any(attack.texts for attack in attacks):
+            if any(attack.subject == "texts" for attack in attacks):
                 return None  # no attack on texts adapts to defenses, so that there is nothing to advise
             changes["attack"] = [*_list_new_attacks(design, config.attack), _message_attack(attacks)]
         return Symptom(detail=f"{names}: {missing}.", changes=changes)

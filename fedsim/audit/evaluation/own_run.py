@@ -37,6 +37,16 @@ from fedsim.training.settings import LocalTraining
 _PLAIN_STRATEGIES = ("fedavg", "fedprox", "fedsgd")
 """Strategies that add the mean of the updates, or a step by the mean gradient, to the model."""
 
+_SUBJECTS_OF_OTHERS = {
+    "trees": ("trees, and clients of fedsim train networks", "an app that trains trees"),
+    "answers": ("answers to queries, and clients of fedsim train networks", "an app of federated analytics"),
+    **dict.fromkeys(
+        ("embeddings", "embedding gradients"),
+        ("embeddings of split learning, and clients of fedsim send models", "a vertical federation"),
+    ),
+}
+"""By the subject of an attack that no run of fedsim has, what it is, and whose recording has it."""
+
 
 @dataclass(frozen=True)
 class OwnRun(Case):
@@ -141,25 +151,15 @@ class OwnRun(Case):
     def check_kind(self, title: str, attack: Attack) -> None:
         """Raise KnowledgeError where an attack is for another kind of data."""
         dataset = self.own_experiment.dataset
-        if dataset.vocabulary and not attack.texts and "value_range" in attack.needs:
+        if dataset.vocabulary and attack.subject != "texts" and "value_range" in attack.needs:
             raise KnowledgeError(
                 f"{title} needs a value range, which the tokens of '{dataset.name}' do not have; choose an attack on "
                 "texts, as tgias-ro-text, or data of numbers"
             )
-        if attack.reads_trees:
+        if attack.subject in _SUBJECTS_OF_OTHERS:
+            subject, remedy = _SUBJECTS_OF_OTHERS[attack.subject]
             raise KnowledgeError(
-                f"{title} is an attack on trees, and clients of fedsim train networks; choose another attack, or the "
-                "recording of an app that trains trees"
-            )
-        if attack.reads_embeddings:
-            raise KnowledgeError(
-                f"{title} is an attack on embeddings of split learning, and clients of fedsim send models; choose "
-                "another attack, or the recording of a vertical federation"
-            )
-        if attack.reads_answers:
-            raise KnowledgeError(
-                f"{title} is an attack on answers to queries, and clients of fedsim train networks; choose another "
-                "attack, or the recording of an app of federated analytics"
+                f"{title} is an attack on {subject}; choose another attack, or the recording of {remedy}"
             )
         if "columns" in attack.needs and not dataset.columns:
             raise KnowledgeError(
@@ -173,7 +173,7 @@ class OwnRun(Case):
             )
         if dataset.task.target_shape and not attack.vector_targets:
             raise vector_target_error(title, dataset.task.describe_goal())
-        if attack.texts and not dataset.vocabulary:
+        if attack.subject == "texts" and not dataset.vocabulary:
             raise KnowledgeError(
                 f"{title} is an attack on texts, and '{dataset.name}' holds numbers; choose an attack on numbers, or "
                 "texts"

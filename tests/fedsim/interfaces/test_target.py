@@ -171,6 +171,8 @@ def test_an_attack_with_the_former_hook_is_refused_in_a_sentence_that_names_the_
 @pytest.mark.parametrize(
     ("declared", "complaint"),
     [
+        ({"texts": True}, r"^Declared\.texts: subject replaced it; set subject to one of 'numbers', 'texts', 'trees'"),
+        ({"subject": "pictures"}, r"^Declared\.subject: expected one of 'numbers', .*, got 'pictures'"),
         ({"temporal": True}, r"^Declared\.temporal: rounds_needed replaced it; set 'rounds_needed = 1' for one round"),
         ({"rounds_needed": 0}, r"^Declared\.rounds_needed: expected 1, a larger number or 'all', got 0$"),
         ({"rounds_needed": True}, r"^Declared\.rounds_needed: expected 1, a larger number or 'all', got True$"),
