@@ -96,7 +96,7 @@ def _attack(store: CellStore, job: SweepJob, handler: _PrefixHandler) -> None:
                 cell_store.prepare_cell(cell_place, cell.config, federation)
             done = pipeline.attack(cell_place.folder, Adversary(), trust=True)
         cell_place.write_marker(
-            rows=sweep_rows(cell_place.folder, cell.title, done.planned_jobs),
+            rows=sweep_rows(cell_place.folder, cell.title, done.planned_jobs, role=cell.config.adversary.role),
             failures=list(dict.fromkeys([*recording.failures, *done.failures])),  # the federation may be removed
             crashed=recording.crashed or handler.crashed,
             **resources,

@@ -45,6 +45,7 @@ def observe_run(folder: OpenRun, case: Case, adversary: AdversaryTable, message_
         return recording  # a party's own messages are all that such an attack reads
     _check_clients_exist(recording, case, role)
     if role.party == "eavesdropper" and not (case.shows_sums_alone or shows_sums(recording)):
+        adversary.check_victims_are_heard()
         return _hear_links(recording, role) if role.links else recording
     if not (adversary.knowledge.num_examples and adversary.knowledge.client_ids):
         raise ConfigError(
@@ -72,7 +73,10 @@ def _open_own_updates(folder: OpenRun, case: Case, role: AdversaryRole) -> Trans
     case.check_colluders(role)
     paths = sorted(folder.colluders.glob("round-*.safetensors"))
     if not paths:
-        raise ConfigError("adversary.who: in no recorded round any of these clients added to a sum; name others")
+        raise ConfigError(
+            f"adversary.who: {folder.colluders} holds nothing that colluding clients added to sums; put the folder "
+            "back where it is missing, or name clients that took part in a recorded round"
+        )
     for path in paths:
         if folder.manifest.contents is not None and not folder.manifest.vouches_for(path):
             raise RunError(f"{path}: is not what this run wrote; put it back, or begin again")

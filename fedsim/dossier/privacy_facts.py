@@ -14,7 +14,7 @@ from fedsim.privacy.ledger import largest_spender, spending_by_client, unique_la
 from fedsim.report.exposure import mean_quantities
 from fedsim.report.headline import describe_accuracy as say_accuracy
 from fedsim.report.reported_run import ReportedRun
-from fedsim.report.run_facts import list_app_defenses, prove_guarantee, run_facts
+from fedsim.report.run_facts import list_app_defenses, name_excepted_colluders, prove_guarantee, run_facts
 from fedsim.report.summary import enumerate_words
 from fedsim.report.sweep_answer import describe_epsilon
 
@@ -105,6 +105,7 @@ def _prove_sums(run: ReportedRun, privacy: DistributedPrivacy, setting: str) -> 
     clients = spending_by_client(read_ledger(run.folder), privacy.name)
     most = largest_spender(clients) if clients else None
     epsilon = most.epsilon if most else 0.0
+    exceptions = "".join(f"; not against {who}" for who in name_excepted_colluders(run, privacy))
     return Proof(
         setting=setting,
         defense=privacy.name,
@@ -114,7 +115,8 @@ def _prove_sums(run: ReportedRun, privacy: DistributedPrivacy, setting: str) -> 
         accountant="Rényi divergences of the Skellam mechanism (dp-accounting)",
         client=most.client if most else None,
         rounds=most.rounds if most else 0,
-        against=f"the server and all who see the sums, if {privacy.shares} clients of each sum add their noise",
+        against=f"the server and all who see the sums, if {privacy.shares} clients of each sum that do not work with "
+        f"it add their noise{exceptions}",
         promise=describe_epsilon(epsilon),
     )
 

@@ -212,7 +212,8 @@ def read_cells_again(folder: Path, *, trust: bool) -> list[VerifiedValue]:
             run = OpenRun(folder / run_path)
             config = run.read_experiment(trust=trust)
             # The attacks before the last one are those that it builds on.
-            new_rows = sweep_rows(run, config.attack[-1].title, ()) if config and config.attack else []
+            if config and config.attack:
+                new_rows = sweep_rows(run, config.attack[-1].title, (), role=config.adversary.role)
         except FedsimError as error:
             reason = strip_folders(str(error))
         # A run folder is called by the key of its cell.

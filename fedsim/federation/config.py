@@ -541,6 +541,19 @@ class AdversaryTable(Table):
         """Return who attacks."""
         return AdversaryRole.parse(self.who)
 
+    def check_victims_are_heard(self) -> None:
+        """Check that each named victim is on a link that is heard, where messages are in clear.
+
+        Raises:
+            ConfigError: one is not.
+        """
+        links, named_victims = self.role.links, self.victims if isinstance(self.victims, list) else []
+        if unheard := [client for client in named_victims if links and client not in links]:
+            raise ConfigError(
+                f"adversary.victims: {self.role} hears nothing of client {unheard[0]}; name victims among these, or "
+                "hear all links"
+            )
+
     @model_validator(mode="after")
     def _check_values(self) -> AdversaryTable:
         if not self.role.reads_messages and self.when == "in-round":
@@ -555,6 +568,11 @@ class AdversaryTable(Table):
             raise ValueError(
                 f"knowledge: {telling[0]} are granted, which are as many as the examples, and num_examples is "
                 "withheld; leave one of them out"
+            )
+        if self.role.links and not self.knowledge.client_ids:
+            raise ValueError(
+                "knowledge: client_ids is withheld, and whoever hears the links of certain clients knows whose "
+                "messages these are; leave it out, or take who = 'eavesdropper'"
             )
         named_victims = self.victims if isinstance(self.victims, list) else []
         if colluders := [client for client in named_victims if client in self.role.colluders]:
@@ -726,6 +744,8 @@ class Config(AttackFile):
                     "adversary.who: under [secure_aggregation] an eavesdropper hears masked vectors, and learns from "
                     "the next round's model; take when = 'at-end'"
                 )
+        else:
+            self.adversary.check_victims_are_heard()
         # A run folder may come from a stranger, so its experiment file names no code and no files.
         if isinstance(self.adversary.knowledge.model, str):
             raise ValueError(

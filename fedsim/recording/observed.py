@@ -56,8 +56,9 @@ class ObservedTranscript(ComputedTranscript):
     """Recording as those see it who get models: one sum a round, over all but the colluding clients.
 
     It has the rounds of which they see the models before and after: an outsider all, a client, or an
-    eavesdropper on its link, those in which it is asked, as in the next one or, of the last round,
-    anybody. One that straggles or fails was sent the model all the same.
+    eavesdropper on its link, those in which it is asked, as in the next one. One that straggles or
+    fails was sent the model all the same. The model after the last round is handed over to outsiders
+    and clients; no round sends it, so that nobody hears it.
 
     Args:
         recording: what the server saw.
@@ -220,8 +221,10 @@ class ObservedTranscript(ComputedTranscript):
         )
 
     def _final_after(self, number: int) -> FinalModel | None:
-        """Return the last model if it is the one after this round."""
-        return self._final if self._final is not None and self._final.round == number else None
+        """Return the last model if it is the one after this round, and shown."""
+        if self._final is None or self._final.round != number or self._role.party == "eavesdropper":
+            return None
+        return self._final
 
     def _following_hash(self, number: int) -> str:
         if (final := self._final_after(number)) is not None:

@@ -16,6 +16,8 @@ from fedsim.federation.run_folder import read_ledger
 from fedsim.federation.secure_aggregation import SENT_MASKED
 from fedsim.interfaces.defense import NO_GUARANTEE, Defense, Guarantee, Participation, overrides
 from fedsim.modalities import find_modality
+from fedsim.privacy.distributed import DistributedPrivacy
+from fedsim.privacy.federation_privacy import FederationPrivacy
 from fedsim.privacy.ledger import (
     PrivacySpending,
     describe_spending,
@@ -134,7 +136,21 @@ def _federation_privacy(run: ReportedRun, experiment: Experiment) -> str:
         run.notes.append(f"What the federation promises its clients cannot be told: {error}.")
         return ""
     spent = f"; {describe_spending(spending)}" if spending else ""
-    return f"{privacy.describe_strength()}{spent}; {privacy.describe()}"
+    exceptions = "".join(f"; it does not hold against {who}" for who in name_excepted_colluders(run, privacy))
+    return f"{privacy.describe_strength()}{spent}; {privacy.describe()}{exceptions}"
+
+
+def name_excepted_colluders(run: ReportedRun, privacy: FederationPrivacy) -> list[str]:
+    """Name attackers who know so many shares of the noise of a sum that less is left than is accounted for."""
+    if not isinstance(privacy, DistributedPrivacy):
+        return []
+    groups = [set(reply.senders) for header in run.recording.headers for reply in header.replies]
+    names = []
+    for role in run.other_attackers:
+        colluders = set(role.colluders)
+        if any(0 < len(group - colluders) < privacy.shares for group in groups if group & colluders):
+            names.append(str(role))
+    return names
 
 
 def local_training(config: Config) -> list[str]:

@@ -62,15 +62,16 @@ def find_letter(granted: Iterable[str]) -> ThreatLetter:
 def list_letters(findings: Iterable[Mapping[str, Any]]) -> dict[ThreatLetter, list[str]]:
     """Return the titles of attacks by their threat model, from the least knowledge on.
 
-    Findings from sums, or of those who see models alone, are left out: the letters are of adversaries who see
-    updates of single clients.
+    Findings from sums, of those who see models alone, of a server that colludes with clients and of parties of split
+    learning are left out: the letters are of adversaries who see updates of single clients, and nothing else.
 
     Args:
         findings: what each finding says of itself.
     """
     titles: dict[ThreatLetter, list[str]] = {}
     for finding in findings:
-        if finding.get("members") or not AdversaryRole.parse(finding.get("attacker", "server")).reads_messages:
+        role = AdversaryRole.parse(finding.get("attacker", "server"))
+        if finding.get("members") or role.party not in ("server", "eavesdropper") or role.colluders:
             continue
         named = titles.setdefault(find_letter(finding["granted"]), [])
         if finding["attack"] not in named:

@@ -12,7 +12,8 @@ from fedsim.audit.plan import ADAPTIVE, AttackJob
 from fedsim.audit.scores import SCORE_COLUMNS
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import RunFolder, read_ledger, read_metrics, read_rows
-from fedsim.privacy.ledger import is_central, spending_by_client
+from fedsim.privacy.ledger import is_central, is_shared_noise, spending_by_client
+from fedsim.recording.adversary_role import AdversaryRole
 from fedsim.recording.messages import MESSAGES_FOLDER
 from fedsim.recording.reported_accuracy import read_reported_accuracy
 from fedsim.recording.transcript import Transcript
@@ -20,10 +21,15 @@ from fedsim.recording.transcript import Transcript
 _JOB_COLUMNS = ("attack", "victim", "round", "repeat")
 _COPIED_COLUMNS = ("victim", "round", "repeat", "metric", "floor_guess", "examples")
 _NUMBER_COLUMNS = ("value", "floor", "ceiling")
+_SERVER = AdversaryRole("server")
 
 
 def sweep_rows(
-    folder: OpenRun, title: str, planned: Iterable[AttackJob], variants: Mapping[str, str] | None = None
+    folder: OpenRun,
+    title: str,
+    planned: Iterable[AttackJob],
+    variants: Mapping[str, str] | None = None,
+    role: AdversaryRole = _SERVER,
 ) -> list[dict[str, str]]:
     """Return an attack's rows of `sweep.csv`, without the columns of the grid point and `run`.
 
@@ -32,12 +38,14 @@ def sweep_rows(
         title: title of the attack there.
         planned: planned attacks; those without a score have a row without a metric.
         variants: by title the variant whose scores these are, where the run may have findings of earlier settings.
+        role: who attacks, against whom epsilons are proved.
 
     Raises:
         FedsimError: a file of the run is damaged.
     """
     federation = {**_final_accuracy(folder), "bytes": _mean_bytes(folder.recording)}
-    proved, measured, accuracies = _proved_epsilons(folder), _measured_epsilons(folder), _client_accuracies(folder)
+    proved, measured = _proved_epsilons(folder, role), _measured_epsilons(folder)
+    accuracies = _client_accuracies(folder)
     seconds = _attack_seconds(folder)
     scored = list(read_rows(folder.scores, SCORE_COLUMNS, _NUMBER_COLUMNS))
     if variants is not None:
@@ -110,9 +118,12 @@ def _mean_bytes(transcript: Transcript) -> str:
     return str(sum(sizes) / len(sizes)) if sizes else ""
 
 
-def _proved_epsilons(folder: RunFolder) -> dict[str, str]:
-    """Return by client the smallest epsilon that one of its defenses proves against the server."""
-    rows = [row for row in read_ledger(folder) if not is_central(row)]
+def _proved_epsilons(folder: RunFolder, role: AdversaryRole = _SERVER) -> dict[str, str]:
+    """Return by client the smallest epsilon that one of its defenses proves against who attacks.
+
+    What a trusted server adds is left out, and against clients that attack the noise of which they know their shares.
+    """
+    rows = [row for row in read_ledger(folder) if not is_central(row) and not (role.colluders and is_shared_noise(row))]
     epsilons: dict[str, float] = {}
     for defense in dict.fromkeys(row["defense"] for row in rows):
         for client, loss in spending_by_client(rows, defense).items():

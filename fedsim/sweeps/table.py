@@ -52,9 +52,9 @@ is that of the federation's last evaluation, in [0, 1], on `num_evaluated` test 
 `guess` is the share of the most frequent class; `client_accuracy` is that on the examples which the
 victim holds out; `proved_epsilon` is the smallest epsilon
 that a defense of the victim proves after the last round, infinite where it proves none, empty
-without such a defense; `measured_epsilon` is the largest lower bound by canaries; `bytes` is the
-mean size of a client's message in a round; `seconds` is the duration of the attack; `run` is the
-cell's run folder, relative to the sweep's.
+without such a defense, or where it is not proved against who attacks; `measured_epsilon` is the
+largest lower bound by canaries; `bytes` is the mean size of a client's message in a round; `seconds`
+is the duration of the attack; `run` is the cell's run folder, relative to the sweep's.
 """
 STATES = ("added", "no_control", "undefended_rounds", "state", "reason", "seconds", "run")
 """Columns of `cells.csv` after those of the grid point.

@@ -16,8 +16,10 @@ from fedsim.base.errors import ConfigError, KnowledgeError, RunError
 from fedsim.federation.config import AdversaryTable, validate_tables
 from fedsim.federation.integrity import compare_with_manifest
 from fedsim.federation.open_run import OpenRun
+from fedsim.recording.adversary_role import AdversaryRole
 from fedsim.recording.message_format import MessageFormat
 from fedsim.report.page import write_report
+from fedsim.sweeps.rows import sweep_rows
 from tests.support.experiments import make_attack_file, make_tiny_config, run_serial
 
 TINY = {"partition": {"samples_per_client": 4}, "training": {"batch_size": 4}, "model": {"hidden": [64]}}
@@ -129,6 +131,21 @@ def test_of_a_recording_made_elsewhere_nobody_kept_what_clients_added(run: OpenR
         observe_run(run, ForeignRecording({}), adversary, MessageFormat())
     with pytest.raises(ConfigError, match="num_examples and client_ids are withheld"):
         attack(run, "analytic", who=["server", 0], knowledge={"client_ids": False})
+
+
+def test_what_is_proved_of_sums_is_not_claimed_against_those_who_know_the_noise(tmp_path: Path) -> None:
+    tables = {"secure_aggregation": SUMS, "recording": {"colluders": [0, 1, 2]}}
+    privacy = {"distributed_privacy": {"epsilon": 5.0, "delta": 1e-5, "clip": 1.0}}  # from the shares of two clients
+    run = run_serial(make_tiny_config(**TINY, **tables, **privacy), tmp_path / "run")
+    for who, excepted in (["server", 0], False), (["server", 0, 1, 2], True):
+        assert attack(run, "membership-loss", who=who, knowledge={"candidates": "held-out"}) == []
+        page = write_report(run, None, []).read_text()
+        assert ("it does not hold against the server with clients 0, 1, 2" in page) == excepted
+        assert "it does not hold against the server with client 0" not in page
+    for role, proves in (AdversaryRole("server"), True), (AdversaryRole("server", (0,)), False):
+        rows = sweep_rows(run, "membership-loss", (), role=role)
+        assert rows
+        assert all(bool(row["proved_epsilon"]) == proves for row in rows)
 
 
 def test_a_resumed_run_keeps_what_it_would_have_kept_at_once(run: OpenRun, tmp_path: Path) -> None:

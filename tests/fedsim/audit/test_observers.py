@@ -95,8 +95,12 @@ def test_an_eavesdropper_gets_what_the_server_gets_on_its_links(tmp_path: Path) 
 
 def test_links_that_are_not_heard_are_named(run: OpenRun) -> None:
     audit = make_audit(run, make_attack_file("analytic", victims=[3], who=["eavesdropper", 1]))
-    with pytest.raises(ConfigError, match="client 3"):
+    with pytest.raises(ConfigError, match="hears nothing of client 3; name victims among these"):
         audit.run()
+    with pytest.raises(ConfigError, match="hears nothing of client 3; name victims among these"):
+        make_tiny_config(adversary={"who": ["eavesdropper", 1], "victims": [1, 3]}, **TINY)
+    with pytest.raises(ConfigError, match="knows whose messages"):
+        make_attack_file("analytic", who=["eavesdropper", 1], knowledge={"client_ids": False})
     with pytest.raises(ConfigError, match="client 99 is not of this federation"):
         attack(run, "analytic", who=["eavesdropper", 99])
 

@@ -35,6 +35,8 @@ def test_who_sees_sums_or_models_alone_has_no_letter() -> None:
         [
             finding("a", members=[1, 2]),
             finding("b", attacker="outsider"),
+            finding("b", attacker=["server", 3]),
+            finding("b", attacker="feature-party"),
             finding("c", attacker=["eavesdropper", 3], granted=["batch_size"]),
             finding("d"),
             finding("d"),
