@@ -31,7 +31,7 @@ from fedsim.federation.engines.lent_experiments import find_experiment
 from fedsim.federation.engines.node import failure_reason, play_cohort
 from fedsim.federation.engines.readiness import READY, TROUBLE, host_versions, summarise_failure
 from fedsim.interfaces.defense import pair_with_keys
-from fedsim.interfaces.local_context import ClientRound
+from fedsim.interfaces.local_context import ClientRound, copy_tensors
 from fedsim.recording.control_variates import split_controls
 from fedsim.recording.payloads import Kind, Payload, State
 from fedsim.training.algorithm_client import TrainingClient, run_algorithm
@@ -137,7 +137,7 @@ def _weights_reply(
 ) -> dict[str, Any]:
     """Return the records of a client that trained by its algorithm: what it sends, defended, and N."""
     network, device = _model_on_device(experiment)
-    shared_model, controls = split_controls(client_round.broadcast)
+    shared_model, controls = split_controls(_lend_broadcast(experiment, client_round.broadcast))
     training_client = TrainingClient(
         network=network,
         model=algorithm_memory.complete_model(shared_model),
@@ -275,7 +275,7 @@ def evaluate_client(message: Message, context: Context) -> Message:
     client = int(context.node_config["partition-id"])
     inputs, labels = experiment.data.test(client)
     inputs = experiment.data.to_model(inputs).to(device)
-    shared_model, _ = split_controls(_broadcast_state(message))
+    shared_model, _ = split_controls(_lend_broadcast(experiment, _broadcast_state(message)))
     algorithm_memory = AlgorithmMemory.read(experiment, client, ClientMemories(context.state))
     state = experiment.algorithm.personalise_model(
         algorithm_memory.complete_model(shared_model), algorithm_memory.memory
@@ -315,6 +315,11 @@ def _round_number(message: Message) -> int:
 
 def _broadcast_state(message: Message) -> State:
     return read_state(message.content["arrays"])  # type: ignore[arg-type]
+
+
+def _lend_broadcast(experiment: Experiment, before: State) -> State:
+    """Return w_t for a client algorithm: a copy where it may be written to, which others would see."""
+    return before if experiment.trains_plainly else copy_tensors(before)
 
 
 def _cpu_payload(state: State, kind: Kind = "weights") -> Payload:

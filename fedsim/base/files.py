@@ -184,10 +184,16 @@ def _lock(path: Path, flags: int) -> Iterator[None]:
 
 
 def write_parts(file: IO[bytes], parts: Iterable[memoryview], position: int) -> None:
-    """Write `parts` one after the other at `position` of an unbuffered file, many in one call of the system."""
+    """Write `parts` one after the other at `position` of an unbuffered file, many in one call of the system.
+
+    Raises:
+        OSError: the disk is full, or the system takes no more bytes without saying why.
+    """
     for pieces in _cut_parts(parts):
         while pieces:
             written = os.pwritev(file.fileno(), pieces, position)
+            if not written:  # or it would be tried for ever
+                raise OSError(errno.EIO, "the system writes nothing and names no error")
             position += written
             # Leave the pieces that are not written, or not whole.
             while pieces and written >= len(pieces[0]):

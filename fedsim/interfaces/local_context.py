@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +18,11 @@ Memory = MutableMapping[str, Tensor]
 """Tensors by name that a client keeps for one defense between rounds."""
 DefenseKey = tuple[str, int]
 """Name of a defense's class, and how many defenses of that name come before it."""
+
+
+def copy_tensors(state: State) -> dict[str, Tensor]:
+    """Copy the tensors of `state`, so that whoever writes to the copies changes nobody else's."""
+    return {name: tensor.detach().clone() for name, tensor in state.items()}
 
 
 class LocalStep(Protocol):
@@ -53,7 +58,8 @@ class LocalContext:
             so that no other hook and no other defense changes what it draws.
         round: number of the round, counted from 1; 0 in a mod of an app whose server does not say it.
         step: number of the local step in this round, counted from 0; 0 outside of local training.
-        broadcast: w_t, by name, as the server sent it; not to be changed.
+        broadcast: w_t, by name, as the server sent it. It is copied when it is first read, for other
+            clients and the server's recording share what was given here.
         memory: tensors by name that this client keeps for this defense alone, none in its first
             round. What is in it when the round ends is there again in the next round that the
             client takes part in. A round in which the client fails leaves it as it was; one in
@@ -67,6 +73,17 @@ class LocalContext:
     memory: Memory = field(default_factory=dict)
     local_step: LocalStep | None = None
     common_key: tuple[int | str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        self._shared_broadcast = vars(self).pop("broadcast")
+
+    if not TYPE_CHECKING:  # type checkers would take any misspelt attribute for one of these
+
+        def __getattr__(self, name: str) -> State:
+            if name != "broadcast":
+                raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+            self.broadcast = copy_tensors(self._shared_broadcast)
+            return self.broadcast
 
     def __setattr__(self, name: str, value: object) -> None:
         # `context.memory |= {...}` assigns the mapping that it has changed.
@@ -82,7 +99,7 @@ class LocalContext:
         """Return copies of the current parameters by name: w_t outside of local training."""
         if self.local_step is not None:
             return self.local_step.weights()
-        return {name: tensor.detach().clone() for name, tensor in self.broadcast.items()}
+        return copy_tensors(self._shared_broadcast)
 
     @cached_property
     def common_rng(self) -> torch.Generator:

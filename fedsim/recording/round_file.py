@@ -26,11 +26,11 @@ _BYTES_PER_ROUND, _BYTES_PER_REPLY, _BYTES_PER_TENSOR = 4096, 512, 128
 _MAX_HEADER_BYTES = 100_000_000  # safetensors refuses to read larger ones
 _CHUNK_BYTES = 1 << 24
 _WAITING_BYTES = 1 << 22
-"""Bytes of tensors from which they are written; until then they wait, to be written at once."""
+"""Bytes of tensors from which they are written; until then copies of them wait, to be written at once."""
 
 
 class RoundFile:
-    """Writer of one round in the safetensors format, as updates come, without copying tensors.
+    """Writer of one round in the safetensors format, as updates come, without copying large tensors.
 
     The format begins with a header of all positions, so space is reserved for it; should it not
     suffice, the tensors are moved. The writer of the safetensors library needs all tensors at once,
@@ -52,7 +52,7 @@ class RoundFile:
         self._recipe = recipe or {}
         self._header_space = 0
         self._data_end = 0
-        self._waiting: list[memoryview] = []  # what is to be written next, from the tensors' own memory
+        self._waiting: list[memoryview] = []  # what is to be written next
         self._written_end = 0
         self._entries: dict[str, object] = {}
         self._broadcast_hashes: list[str] = []
@@ -187,6 +187,7 @@ class RoundFile:
     def _write_state(self, prefix: str, state: State, memory: Mapping[str, memoryview]) -> None:
         """Write the `state_bytes` of `state`, widest types first: readers need values at a multiple of their width."""
         positions = {name: position for position, name in enumerate(state)}
+        num_waiting = len(self._waiting)
         for name, tensor in sorted(state.items(), key=lambda item: (-item[1].element_size(), item[0])):
             if tensor.dtype not in RECORDABLE:
                 raise RunError(
@@ -198,6 +199,9 @@ class RoundFile:
             self._add_tensor(key, RECORDABLE[tensor.dtype], list(tensor.shape), memory[name])
         if self._data_end - self._written_end >= _WAITING_BYTES:
             self._write_waiting()
+        else:
+            # The caller may write the next update into the memory of this one, which is hashed already.
+            self._waiting[num_waiting:] = [memoryview(b"".join(self._waiting[num_waiting:]))]
 
     def _add_tensor(self, key: str, dtype: str, shape: list[int], data: memoryview) -> None:
         self._waiting.append(data)

@@ -46,6 +46,15 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(
     assert list(tmp_path.iterdir()) == [tmp_path / "fedsim-results"]
 
 
+def test_a_system_that_writes_nothing_is_an_error_and_not_tried_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter([3, 0])  # after them the test fails, instead of hanging
+    monkeypatch.setattr(os, "pwritev", lambda file, parts, position: next(answers))
+    with (tmp_path / "file").open("w+b", buffering=0) as file, pytest.raises(OSError, match="writes nothing"):
+        write_parts(file, [memoryview(b"eleven bytes")], 0)
+
+
 @pytest.mark.parametrize(("most", "chunk"), [(1 << 20, 1 << 18), (3, 1 << 18), (1 << 20, 7), (3, 7)])
 def test_parts_are_written_whole_in_their_order_however_little_the_system_takes(
     most: int, chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -706,10 +706,11 @@ def test_failures_are_read_when_the_updates_have_come_to_their_end(tmp_path: Pat
 
 
 @pytest.mark.parametrize("plan", [RecordingPlan(), RecordingPlan(clients=[3]), RecordingPlan(rounds=[2])])
-def test_a_recorder_holds_no_large_update_longer_than_it_takes_to_write_it(
-    tmp_path: Path, plan: RecordingPlan, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("waiting", [1, 1 << 22])
+def test_a_recorder_holds_no_update_longer_than_it_takes_to_write_or_copy_it(
+    tmp_path: Path, plan: RecordingPlan, waiting: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fedsim.recording.round_file, "_WAITING_BYTES", 1)
+    monkeypatch.setattr(fedsim.recording.round_file, "_WAITING_BYTES", waiting)
     alive: list[weakref.ref[Any]] = []
     most = 0
     before = a_state()
@@ -754,6 +755,19 @@ def test_two_replies_of_one_client_are_refused_in_a_stream_too(tmp_path: Path) -
     with pytest.raises(RunError, match="two replies say that they come from client 4"):
         Recorder(tmp_path).write(1, iter([an_update(1, 4), an_update(1, 5), an_update(1, 4)]))
     assert not list(tmp_path.iterdir())
+
+
+def test_updates_that_come_in_one_memory_are_recorded_as_they_came(tmp_path: Path) -> None:
+    before, memory = {"w": torch.arange(6.0)}, {"w": torch.zeros(6)}
+
+    def updates() -> Iterator[Update]:
+        for client in range(3):
+            memory["w"].copy_(before["w"] + client)
+            yield build_update(before, memory, client=client)
+
+    Recorder(tmp_path).write(1, updates())
+    for update in Transcript(tmp_path).updates():
+        assert torch.equal(update.payload.weights_after(before)["w"], before["w"] + update.client)
 
 
 def test_a_stream_a_list_and_a_round_in_pieces_give_the_same_bytes(
