@@ -156,6 +156,7 @@ class ClientGrid(InProcessGrid):
         self._num_looks = 0
         self._answered, self._defended, self._failed = Counter[str](), 0, list[str]()
         self._num_messages, self._beside = Counter[int](), set[str]()
+        self._undefended_kind = ""  # of messages that clients answered with arrays on which no defense acts
         self._num_trained = Counter[int]()  # training messages by partition
         self._lock = threading.Lock()
         super().__init__(self._with_defenses(client_app), file.federation.clients, run_config)
@@ -204,22 +205,30 @@ class ClientGrid(InProcessGrid):
 
     def _count_reply(self, reply: Message, kind: str, node: int) -> None:
         self._answered[kind] += 1
+        if self._defenses and not reply.has_error():
+            self._beside |= set(packed_values(reply.content))
         if reply.has_error():
             self._failed.append(
                 f"client {self.partitions[node]}, message '{kind}': {one_line(reply.error.reason or '')}"
             )
         elif kind.split(".")[0] == MessageType.TRAIN:
             self._defended += 1
-            self._beside |= set(packed_values(reply.content)) if self._defenses else set()
         elif self._defenses and reply.content.array_records:
+            self._undefended_kind = kind
+            self._check_arrays_are_defended()
+
+    def _check_arrays_are_defended(self) -> None:
+        """Raise RunError where clients answered with arrays on which no defense acts."""
+        if self._undefended_kind:
             raise RunError(
-                f"defense: clients answer '{kind}' with arrays, and {name_of_defense(self._defenses[0])} acts on "
-                "answers to training messages alone, so that these would leave undefended; leave [[defense]] out"
+                f"defense: clients answer '{self._undefended_kind}' with arrays, and "
+                f"{name_of_defense(self._defenses[0])} acts on answers to training messages alone, so that these would "
+                "leave undefended; leave [[defense]] out"
             )
 
     def write_ledger(self, job: AppJob) -> None:
-        """Write the privacy ledger into the run folder, where a defense proves something of it."""
-        if not self._defenses or not self._num_trained:
+        """Write the privacy ledger into the run folder, where a defense proves something of all that is sent."""
+        if not self._defenses or not self._num_trained or self._undefended_kind or self._beside:
             return
         labels = unique_labels([table.name for table in job.file.defense])
         headers: list[Header] = []
@@ -237,8 +246,9 @@ class ClientGrid(InProcessGrid):
         """Warn of clients that failed.
 
         Raises:
-            RunError: nothing was asked, nobody answered, or nothing was defended.
+            RunError: nothing was asked, nobody answered, nothing was defended, or arrays were not.
         """
+        self._check_arrays_are_defended()  # again, because an app may catch errors of its messages
         total = sum(self._answered.values())
         if not total:
             raise RunError(
@@ -254,7 +264,7 @@ class ClientGrid(InProcessGrid):
         if self._beside:
             log.warning(
                 "defense: clients also send %s as lists or bytes, on which no defense acts; if that is of the update, "
-                "the server has it undefended",
+                "the server has it undefended, so nothing is proved",
                 ", ".join(sorted(self._beside)),
             )
         if self._failed:

@@ -230,6 +230,34 @@ def test_an_app_has_a_privacy_ledger_where_the_number_of_messages_proves_somethi
     assert "nothing is proved of it by the number of messages alone" in (tmp_path / "clip" / "report.html").read_text()
 
 
+def test_nothing_is_proved_of_what_clients_send_undefended(tmp_path: Path) -> None:
+    settings = {"federation.clients": 3, "defense": [{"name": "update-noise", "clip": 0.5, "noise_multiplier": 8.0}]}
+    # An app that catches all errors, and goes on, does not have its arrays passed for defended ones.
+    ask = """
+    from flwr.app import Message, RecordDict
+    try:
+        grid.send_and_receive([Message(RecordDict({"arrays": arrays}), n, "query.step") for n in grid.get_node_ids()])
+    except Exception:
+        pass
+"""
+    answer = """
+@app.query("step")
+def answer(message, context):
+    return Message(RecordDict({"arrays": message.content["arrays"]}), reply_to=message)
+"""
+    app = write_app(tmp_path / "app", small_client=CLIENT + answer, small_server=SERVER + ask)
+    with pytest.raises(RunError, match=r"clients answer 'query.step' with arrays, and update-noise acts on answers"):
+        fedsim.run_app(app, None, tmp_path / "a", set=settings)
+    assert not (tmp_path / "a" / "ledger.csv").exists()
+    # Nor are bytes, whatever the message that they answer.
+    answers = CLIENT.replace('"accuracy": accuracy})}', '"accuracy": accuracy}), "c": ConfigRecord({"w": b"1"})}')
+    answers = answers.replace("import ArrayRecord,", "import ArrayRecord, ConfigRecord,")
+    packed = write_app(tmp_path / "packed", small_client=answers)
+    fedsim.run_app(packed, None, tmp_path / "b", set=settings | {"run_config.evaluate": 1.0})
+    assert "clients also send 'c.w' as lists or bytes, on which no" in (tmp_path / "b" / "log.txt").read_text()
+    assert not (tmp_path / "b" / "ledger.csv").exists()
+
+
 def test_an_attack_may_be_told_of_the_defenses_of_an_app(tmp_path: Path) -> None:
     app = write_app(tmp_path / "app")
     sys.path.insert(0, str(app))
