@@ -23,6 +23,8 @@ CONTROL_PREFIX = "control/"
 """Beginning of the names of control variates among the arrays of a message."""
 _MIN_TELLING_RESIDUAL = 1e-3
 """Share of a move below which rounding alone may leave it unexplained."""
+_MAX_RESIDUAL = 0.02
+"""Share of a move up to which the control variates of a client without defenses may leave it unexplained."""
 
 
 def split_controls(state: State) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -120,7 +122,7 @@ def remove_app_controls(update: Update, earlier_updates: Iterable[Update], messa
 
     Raises:
         TranscriptError: they are not as the format says, or what the client sent fits the other reading of
-            `control_replies` better.
+            `control_replies` better, or neither.
     """
     server_control, sent = message_format.read_controls(update)
     # c_i before this round, by both readings of what the client sent.
@@ -147,6 +149,13 @@ def remove_app_controls(update: Update, earlier_updates: Iterable[Update], messa
             f"round {update.round}, client {update.client}: [app] control_replies says that it sent the {stated} of "
             f"its control variate, and as its {other} what it sent fits its move better ({residuals[other]:.2g} of the "
             f"move is left, not {residuals[stated]:.2g}); set control_replies = '{other}'"
+        )
+    if residuals[stated] > _MAX_RESIDUAL and not message_format.defended:
+        raise TranscriptError(
+            f"round {update.round}, client {update.client}: what it sent of its control variate leaves "
+            f"{residuals[stated]:.2g} of its move unexplained; [app] controls reads SCAFFOLD's option II, where c_i+ - "
+            "c_i + c is the mean step of the client; leave it out where the app does otherwise, or set defended = true "
+            "where clients round what they send or add noise to it"
         )
     # How far a client goes is fitted: what an app calls its learning rate may be that of the server.
     mean_steps = steps_by_reading[stated]

@@ -63,11 +63,12 @@ class MessageFormat(BaseModel):
         private: parts of the model that stay with the clients, such as `head`; nobody sends them,
             and attacks do not know them.
         controls: the record in which the server sends SCAFFOLD's control variate c, and clients answer with theirs,
-            under the names of the model's tensors in `record`.
+            which follow from their moves (option II), under the names of the model's tensors in `record`.
         control_replies: what clients send in it: the `change` of their control variate, c_i+ - c_i, or its new
             `value`, c_i+.
         defended: whether the app's clients defend themselves, as by noise, so that their true examples may
-            explain nothing of their messages; these are then scored all the same.
+            explain nothing of their messages, nor their control variates their moves; these are then scored all the
+            same.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)

@@ -36,7 +36,7 @@ def put_in_records(state: State) -> dict[str, Tensor]:
     return {f"{record}/{name}": tensor for record, tensors in named for name, tensor in tensors.items()}
 
 
-def record_as_app(run: OpenRun, folder: Path, *, replies: str, sends_delta: bool = False) -> Path:
+def record_as_app(run: OpenRun, folder: Path, *, replies: str, sends_delta: bool = False, scale: float = 1.0) -> Path:
     """Record the same federation as an app sends it: two records, and what the client makes of its control variate."""
     values: dict[int, State] = {}
     for number in run.recording.rounds:
@@ -44,7 +44,7 @@ def record_as_app(run: OpenRun, folder: Path, *, replies: str, sends_delta: bool
         for client in run.recording.clients(number):
             update = run.recording.recorded_update(number, client)
             received, (model, sent) = split_controls(update.before)[1], split_controls(update.after)
-            change = {name: sent[name].double() - control.double() for name, control in received.items()}
+            change = {name: scale * (sent[name].double() - control.double()) for name, control in received.items()}
             before = values.get(client, {})
             values[client] = {name: before.get(name, 0) + tensor for name, tensor in change.items()}
             shown = values[client] if replies == "value" else change
@@ -92,6 +92,15 @@ def test_the_wrong_reading_of_replies_is_found_by_what_clients_moved(
     assert recording.update(1, 2)  # both are the same
     with pytest.raises(TranscriptError, match=f"set control_replies = '{sent}'"):
         recording.update(3, 2)
+
+
+def test_control_variates_that_do_not_follow_from_moves_are_refused(run: OpenRun, tmp_path: Path) -> None:
+    folder = record_as_app(run, tmp_path / "app", replies="change", scale=0.1)
+    recording = Transcript(folder, message_format=MessageFormat(**FORMAT))
+    with pytest.raises(TranscriptError, match="of its move unexplained"):
+        recording.update(3, 2)
+    # Noise leaves more unexplained.
+    assert recording.in_format(MessageFormat(**FORMAT, defended=True)).update(3, 2).gradient_move
 
 
 def test_records_that_are_not_there_are_named(run: OpenRun, tmp_path: Path) -> None:
