@@ -178,7 +178,7 @@ class FederatedData:
         counts_by_client: list[int] = counts.tolist()
         return counts_by_client
 
-    @property
+    @cached_property
     def test_client_indices(self) -> Sequence[Indices]:
         """Return the examples of each client that only tests (`test_by = "client"`)."""
         return self._shares[self.clients :]

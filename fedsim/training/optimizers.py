@@ -111,7 +111,7 @@ class SGD(Optimizer):
         lr: float,
     ) -> None:
         if not (self._momentum or self._weight_decay or self._fused):
-            # The steps of `sgd`, in one call: of a small network, its loop takes a part of a gradient's time.
+            # The steps of `sgd` in one call, because a small network would wait for the loop over its tensors.
             torch._foreach_add_(tensors, gradients, alpha=-lr)
             return
         buffers = [memory.get("momentum") for memory in memories]
@@ -208,8 +208,8 @@ def sgd_direction(
     """Compute the direction of one SGD step, to be subtracted after scaling by the step size.
 
     This is the rule of local SGD wherever it is simulated, differentiated or computed for many
-    clients at once. `fedsim.training.loop`, the reference, takes the same steps by torch's own
-    `SGD`, which is faster but cannot be differentiated.
+    clients at once. `fedsim.training.loop`, the reference, takes the same steps by `SGD`, which is
+    faster but cannot be differentiated.
 
     >>> from fedsim.training.settings import LocalTraining
     >>> settings = LocalTraining(local_steps=1, momentum=0.5, weight_decay=0.25)

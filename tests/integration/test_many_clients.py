@@ -19,13 +19,13 @@ from tests.support.experiments import make_tiny_config, run_serial
 
 
 @pytest.mark.parametrize("settings", [{}, {"federation": {"vectorise": False}}, {"recording": {"keep": "recipe"}}])
-def test_a_run_loads_its_data_and_builds_its_network_once_and_reads_each_reply_once(
+def test_a_run_makes_data_and_network_once_and_recorder_and_strategy_read_each_reply_once(
     settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads = ReplyReads(monkeypatch)
     run_serial(make_noting_config(tmp_path / "note", **settings), tmp_path / "run")
     assert list(read_notes(tmp_path / "note").values()) == [{"data": 1, "network": 1}]
-    assert reads.counts() == [1] * (2 * 4 * 4)  # rounds, clients, arrays
+    assert reads.counts() == [2] * (2 * 4 * 4)  # by recorder and strategy; rounds, clients, arrays
 
 
 def test_an_experiment_takes_from_another_only_what_is_the_same() -> None:

@@ -90,7 +90,7 @@ def test_ray_writes_the_same_bytes_as_serial(make_config: Callable[[], Config], 
 
 
 @pytest.mark.thorough
-def test_each_process_loads_the_data_and_builds_the_network_once_and_a_reply_is_read_once(
+def test_each_process_makes_data_and_network_once_and_recorder_and_strategy_read_each_reply_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads = ReplyReads(monkeypatch)
@@ -98,7 +98,7 @@ def test_each_process_loads_the_data_and_builds_the_network_once_and_a_reply_is_
     notes = read_notes(tmp_path / "note")
     assert 2 <= len(notes) <= 3  # this process, and the actors
     assert all(counts == {"data": 1, "network": 1} for counts in notes.values())
-    assert reads.counts() == [1] * (2 * 4 * 4)  # rounds, clients, arrays
+    assert reads.counts() == [2] * (2 * 4 * 4)  # by recorder and strategy; rounds, clients, arrays
 
 
 @pytest.mark.thorough

@@ -15,7 +15,7 @@ from fedsim.base.task import Task
 from fedsim.data import Dataset
 from fedsim.data.digits import Digits
 from fedsim.federation.config import Config
-from fedsim.federation.engines import arrays
+from fedsim.federation.engines.arrays import LazyArray, ReplySpool
 from fedsim.training.models.mlp import Mlp
 from tests.support.experiments import make_tiny_config
 
@@ -61,27 +61,31 @@ def read_notes(note: Path) -> dict[int, Counter[str]]:
 
 
 class ReplyReads:
-    """Count of how often each array of a reply is read in this process while a test runs."""
+    """Count of how often each array of a reply is read in this process while a test runs, copied or not."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._replies: list[arrays.LazyArray] = []
-        self._reads = Counter[int]()
-        store, view_values = arrays.ReplySpool.store, arrays.view_values
+        # Arrays, not their ids, so that none gets the id of one that is gone.
+        self._replies: list[LazyArray] = []
+        self._reads: list[LazyArray] = []
+        store, view = ReplySpool.store, LazyArray.view
 
-        def note_reply(spool: arrays.ReplySpool, record: Any) -> None:
-            self._replies += record.values()  # kept, so that none has the id of another
+        def note_reply(spool: ReplySpool, record: Any) -> None:
+            self._replies += record.values()
+            num_reads = len(self._reads)
             store(spool, record)
+            del self._reads[num_reads:]  # the spool asks for sizes alone
 
-        def count_read(array: Any) -> Any:
-            self._reads[id(array)] += 1
-            return view_values(array)
+        def note_read(array: LazyArray) -> Any:
+            self._reads.append(array)
+            return view(array)
 
-        monkeypatch.setattr(arrays.ReplySpool, "store", note_reply)
-        monkeypatch.setattr(arrays, "view_values", count_read)
+        monkeypatch.setattr(ReplySpool, "store", note_reply)
+        monkeypatch.setattr(LazyArray, "view", note_read)
 
     def counts(self) -> list[int]:
         """Return the number of reads of each array."""
-        return [self._reads[key] for key in dict.fromkeys(map(id, self._replies))]
+        reads = Counter(map(id, self._reads))
+        return [reads[key] for key in dict.fromkeys(map(id, self._replies))]
 
 
 def _note(note: str, what: str) -> None:

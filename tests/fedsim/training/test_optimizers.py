@@ -23,6 +23,14 @@ PAIRS: dict[str, tuple[Kind, Kind]] = {
         lambda p: SGD(p, 0.1, momentum=0.9, weight_decay=0.01),
         lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
     ),
+    "momentum": (
+        lambda p: SGD(p, 0.1, momentum=0.9),
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    ),
+    "decay": (
+        lambda p: SGD(p, 0.1, weight_decay=0.01),
+        lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.01),
+    ),
     "fused sgd": (
         lambda p: SGD(p, 0.1, momentum=0.9, fused=True),
         lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
@@ -68,6 +76,21 @@ def test_the_bits_are_those_of_torch(name: str, groups: bool) -> None:
     for ours, theirs in zip(*ends, strict=True):
         assert torch.equal(ours, theirs)
         assert ours.isfinite().all()
+
+
+def test_plain_steps_of_tensors_of_any_type_have_the_bits_of_torch() -> None:
+    ends = []
+    for kind in PAIRS["sgd"]:
+        rng = torch.Generator().manual_seed(0)
+        types = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+        own = [torch.randn(70, 3, generator=rng).to(dtype).t() for dtype in types]
+        own += [torch.randn(5, 3, generator=rng), torch.empty(0)]
+        for tensor in own:
+            tensor.grad = torch.randn(tensor.shape, generator=rng).to(tensor.dtype)
+        own[4].grad = torch.randn(5, 3, generator=rng).to_sparse(1)
+        kind(own).step()
+        ends.append(own)
+    assert all(map(torch.equal, *ends))
 
 
 def test_an_optimizer_goes_on_from_its_memory() -> None:

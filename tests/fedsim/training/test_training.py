@@ -27,7 +27,7 @@ from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.local_context import LocalContext
 from fedsim.recording.wire_format import State, match_names, non_finite_names
 from fedsim.training.loop import evaluate, local_update
-from fedsim.training.model_state import copy_state, load_state
+from fedsim.training.model_state import copy_state, load_broadcast, load_state
 from fedsim.training.settings import LocalTraining
 from tests.support.recordings import build_update
 from tests.support.small_training import PAPER, net, some_data
@@ -295,6 +295,29 @@ def test_integer_buffers_do_not_travel() -> None:
     assert "2.num_batches_tracked" not in copy_state(model)
     assert "2.num_batches_tracked" not in train(model)
     load_state(model, copy_state(model))
+
+
+class CenteredLinear(nn.Linear):
+    """A layer that keeps the mean of its weights, beside the tensors that are sent."""
+
+    mean = math.nan
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        super()._load_from_state_dict(*arguments)
+        self.mean = self.weight.mean().item()
+
+
+def test_a_network_that_acts_on_loading_does_so_with_each_broadcast() -> None:
+    layer, totals = CenteredLinear(2, 1), []
+    model = nn.Sequential(layer)
+    model.register_load_state_dict_post_hook(lambda module, _: totals.append(module[0].weight.sum().item()))
+    for value in (1.0, 3.0):
+        load_broadcast(model, {"0.weight": torch.full((1, 2), value), "0.bias": torch.zeros(1)})
+        assert layer.mean == value
+    assert totals == [2.0, 6.0]
+    layer = CenteredLinear(2, 1)  # without a hook
+    load_broadcast(layer, {"weight": torch.ones(1, 2), "bias": torch.zeros(1)})
+    assert layer.mean == 1.0
 
 
 def test_integer_buffers_carry_nothing_from_one_client_to_the_next() -> None:
