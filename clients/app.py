@@ -137,7 +137,7 @@ def _weights_reply(
 ) -> dict[str, Any]:
     """Return the records of a client that trained by its algorithm: what it sends, defended, and N."""
     network, device = _model_on_device(experiment)
-    shared_model, controls = split_controls(_lend_broadcast(experiment, client_round.broadcast))
+    shared_model, controls = split_controls(_lend_state(experiment, client_round.broadcast))
     training_client = TrainingClient(
         network=network,
         model=algorithm_memory.complete_model(shared_model),
@@ -154,7 +154,8 @@ def _weights_reply(
     sent, loss = run_algorithm(
         experiment.algorithm, training_client, experiment.private_names, algorithm_memory.private_parts
     )
-    return _defended_reply(experiment, client, len(share.labels), _cpu_payload(sent), loss, client_round)
+    payload = _cpu_payload(_lend_state(experiment, sent))
+    return _defended_reply(experiment, client, len(share.labels), payload, loss, client_round)
 
 
 def _gradient_reply(
@@ -275,7 +276,7 @@ def evaluate_client(message: Message, context: Context) -> Message:
     client = int(context.node_config["partition-id"])
     inputs, labels = experiment.data.test(client)
     inputs = experiment.data.to_model(inputs).to(device)
-    shared_model, _ = split_controls(_lend_broadcast(experiment, _broadcast_state(message)))
+    shared_model, _ = split_controls(_lend_state(experiment, _broadcast_state(message)))
     algorithm_memory = AlgorithmMemory.read(experiment, client, ClientMemories(context.state))
     state = experiment.algorithm.personalise_model(
         algorithm_memory.complete_model(shared_model), algorithm_memory.memory
@@ -317,9 +318,9 @@ def _broadcast_state(message: Message) -> State:
     return read_state(message.content["arrays"])  # type: ignore[arg-type]
 
 
-def _lend_broadcast(experiment: Experiment, before: State) -> State:
-    """Return w_t for a client algorithm: a copy where it may be written to, which others would see."""
-    return before if experiment.trains_plainly else copy_tensors(before)
+def _lend_state(experiment: Experiment, state: State) -> State:
+    """Return what an algorithm is given, or gives: a copy where it may write into it, also for a later client."""
+    return state if experiment.trains_plainly else copy_tensors(state)
 
 
 def _cpu_payload(state: State, kind: Kind = "weights") -> Payload:

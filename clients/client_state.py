@@ -13,7 +13,7 @@ from torch import Tensor
 from fedsim.base.errors import RunError
 from fedsim.federation.engines.arrays import make_record, read_state
 from fedsim.interfaces.defense_calls import describe_value
-from fedsim.interfaces.local_context import DefenseKey, Memory
+from fedsim.interfaces.local_context import DefenseKey, Memory, copy_tensors
 
 _DTYPES = frozenset(
     (
@@ -64,7 +64,8 @@ class ClientMemories:
         self.check()
         for name, memory in self._memories.items():
             if memory:
-                arrays = {key: tensor.detach().cpu().contiguous() for key, tensor in memory.items()}
+                # A defense may write another client's memory into the same tensors.
+                arrays = {key: tensor.cpu().contiguous() for key, tensor in copy_tensors(memory).items()}
                 self._state[name] = make_record(arrays)
             elif name in self._state:
                 del self._state[name]

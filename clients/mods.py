@@ -12,7 +12,7 @@ from fedsim.federation.engines.arrays import make_record, read_state
 from fedsim.interfaces.defense import TRAINING_HOOKS, Defense, overrides
 from fedsim.interfaces.defense_calls import apply_on_update, describe_value
 from fedsim.interfaces.defense_checks import check_defense
-from fedsim.interfaces.local_context import LocalContext
+from fedsim.interfaces.local_context import LocalContext, copy_tensors
 from fedsim.recording.payloads import Dense, Payload
 from fedsim.recording.wire_format import State, non_finite_names
 
@@ -161,6 +161,8 @@ def defend_payload(
     update |= payload.values("delta", before)
     update |= payload.values("gradient", before)
     sent = apply_on_update(defense, update, context)
+    if isinstance(sent, Payload):  # the defense may write the next client's into the same memory
+        sent = Payload.from_arrays(copy_tensors(sent.arrays()), before)
     values = sent.values("delta", before) if isinstance(sent, Payload) else sent
     if broken := non_finite_names(values):
         raise RunError(f"{name}: the update of '{broken[0]}' is NaN or infinite")
@@ -170,7 +172,7 @@ def defend_payload(
         if isinstance(sent, Payload):
             tensors[key] = ("gradient" if sent_kind == "gradient" else "delta", sent.tensors[key][1])
         elif value is not update[key]:
-            tensors[key] = (sent_kind, Dense(before[key] + value if sent_kind == "weights" else value))
+            tensors[key] = (sent_kind, Dense(before[key] + value if sent_kind == "weights" else value.clone()))
     return Payload(tensors)
 
 

@@ -1,4 +1,4 @@
-"""A plug-in that writes into what the server sent changes nothing for other clients, nor what is recorded."""
+"""A plug-in may write into what the server sent, or reuse its own memory: no other client nor the recording changes."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from fedsim.interfaces.algorithm import ClientAlgorithm, ClientResult, LocalClie
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.local_context import LocalContext, Memory
+from fedsim.recording.payloads import Payload
 from fedsim.recording.transcript import Transcript
 from fedsim.training.local_round import LocalRound
 from tests.support.experiments import make_tiny_config, run_serial
@@ -102,6 +103,43 @@ class WritesIntoModel(ClientAlgorithm):
         return result
 
 
+REUSED: dict[str, Tensor] = {}
+
+
+def reuse_memory(state: Mapping[str, Tensor], way: str) -> dict[str, Tensor]:
+    """Return a state, but for the first way in memory that all clients of this process share."""
+    if not way:
+        return dict(state)
+    for name, tensor in state.items():
+        REUSED.setdefault(name, torch.empty_like(tensor)).copy_(tensor)
+    return dict(REUSED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SendsOneMemory(Defense):
+    """Sends and keeps tensors that it writes again for the next client."""
+
+    way: str = ""
+    as_payload: bool = False
+    paper = PAPER
+
+    def on_update(self, update: Any, context: LocalContext) -> Any:
+        # What was kept in the round before is a part of what is sent.
+        sent = {name: tensor + context.memory.get(name, 0) for name, tensor in update.items()}
+        sent = reuse_memory(sent, self.way)
+        context.memory.update(sent)
+        return Payload.from_dense(sent, "delta") if self.as_payload else sent
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReturnsOneMemory(ClientAlgorithm):
+    way: str = ""
+    paper = PAPER
+
+    def train_client(self, client: LocalClient) -> ClientResult:
+        return ClientResult(model=reuse_memory(client.train(client.model), self.way))
+
+
 def run_each_way(tmp_path: Path, **tables: Any) -> list[dict[str, str]]:
     """Return the hashes of what was recorded without writing and by each way of it; all of it can be read."""
     hashes = []
@@ -138,6 +176,26 @@ def test_a_defense_of_a_cohort_that_writes_into_what_was_sent(tmp_path: Path) ->
 
 def start() -> Tensor:
     return torch.randn(5, generator=generator("start"))
+
+
+@pytest.mark.parametrize("sends", ["weights", "gradient", "payload"])
+def test_a_defense_that_reuses_what_it_sent_and_kept(sends: str, tmp_path: Path) -> None:
+    tables: dict[str, Any] = {}
+    if sends == "gradient":
+        tables = {
+            "strategy": {"name": "fedsgd", "learning_rate": 0.1},
+            "training": {"local_epochs": None, "local_steps": 1},
+        }
+    REUSED.clear()
+    defense = {"name": f"{__name__}:SendsOneMemory", "as_payload": sends == "payload"}
+    plain, *reused = run_each_way(tmp_path, defense=[defense], **tables)
+    assert reused == [plain] * 3
+
+
+def test_an_algorithm_that_reuses_what_it_sent(tmp_path: Path) -> None:
+    REUSED.clear()
+    plain, *reused = run_each_way(tmp_path, algorithm={"name": f"{__name__}:ReturnsOneMemory"})
+    assert reused == [plain] * 3
 
 
 @pytest.mark.usefixtures("server_task")
