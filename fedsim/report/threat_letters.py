@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedsim.interfaces.attack import OPTIMAL
 from fedsim.interfaces.knowledge import TRAINING_FACTS
 from fedsim.recording.adversary_role import AdversaryRole
 
@@ -63,17 +64,30 @@ def list_letters(findings: Iterable[Mapping[str, Any]]) -> dict[ThreatLetter, li
     """Return the titles of attacks by their threat model, from the least knowledge on.
 
     Findings from sums, of those who see models alone, of a server that colludes with clients and of parties of split
-    learning are left out: the letters are of adversaries who see updates of single clients, and nothing else.
+    learning are left out: the letters are of adversaries who see updates of single clients, and nothing else. So is
+    an attack on the optimal model, which no adversary has. One that reads the model of another attack knows what
+    that knew.
 
     Args:
         findings: what each finding says of itself.
     """
+    findings = list(findings)
+    facts_by_attack: dict[str, list[str]] = {}
+    for finding in findings:
+        facts_by_attack.setdefault(str(finding["attack"]), []).extend(finding["granted"])
     titles: dict[ThreatLetter, list[str]] = {}
     for finding in findings:
+        source = str(finding.get("settings", {}).get("source", ""))
         role = AdversaryRole.parse(finding.get("attacker", "server"))
-        if finding.get("members") or role.party not in ("server", "eavesdropper") or role.colluders:
+        if (
+            finding.get("members")
+            or role.party not in ("server", "eavesdropper")
+            or role.colluders
+            or source == OPTIMAL
+        ):
             continue
-        named = titles.setdefault(find_letter(finding["granted"]), [])
+        facts = dict.fromkeys([*finding["granted"], *facts_by_attack.get(source, ())])
+        named = titles.setdefault(find_letter(facts), [])
         if finding["attack"] not in named:
             named.append(str(finding["attack"]))
     return dict(sorted(titles.items(), key=lambda item: (item[0].letter, item[0].beyond)))

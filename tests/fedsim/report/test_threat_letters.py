@@ -43,3 +43,16 @@ def test_who_sees_sums_or_models_alone_has_no_letter() -> None:
         ]
     )
     assert [(letter.letter, titles) for letter, titles in letters.items()] == [("A", ["d"]), ("C", ["c"])]
+
+
+def test_an_attack_on_the_model_of_another_knows_what_that_knew() -> None:
+    letters = list_letters(
+        [
+            {"attack": "lmra", "granted": ["model", "learning_rate"]},
+            {"attack": "attribute", "granted": ["model", "partial_records"], "settings": {"source": "lmra"}},
+            {"attack": "on-optimum", "granted": ["model"], "settings": {"source": "optimal"}},
+            {"attack": "on-broadcast", "granted": ["model"], "settings": {"source": "global"}},
+        ]
+    )
+    by_attack = {title: (letter.letter, letter.beyond) for letter, titles in letters.items() for title in titles}
+    assert by_attack == {"lmra": ("C", ()), "attribute": ("C", ("partial records",)), "on-broadcast": ("A", ())}
