@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from fedsim.base.errors import FedsimError, TranscriptError
 from fedsim.base.randomness import generator, seed_globals
+from fedsim.interfaces.attack import warn
 from fedsim.inversion.distances import Cosine
 from fedsim.inversion.priors import TotalVariation
 from fedsim.inversion.problem import InversionProblem
@@ -158,7 +160,7 @@ def learn_generator(
     settings: MetaSettings,
     random_key: str,
     progress: Callable[[int, int, Mapping[str, float]], None],
-) -> None:
+) -> bool:
     """Move a generator to where few steps make it generate what updates were computed on (Reptile).
 
     1. Draw an update, and latent vectors for its examples.
@@ -171,21 +173,43 @@ def learn_generator(
         tasks: make the inversion problems of the recorded updates, with labels.
         random_key: of all random draws.
         progress: called after each update.
+
+    Returns:
+        Whether all updates that were drawn could be read. Those that are damaged, or that cannot be inverted, are
+        left out with a warning.
+
+    Raises:
+        FedsimError: no update can be inverted; what is wrong with the first that was drawn.
     """
     rng = generator("transcript generator", random_key)
     order = torch.cat(
         [torch.randperm(len(tasks), generator=rng) for _ in range(math.ceil(settings.tasks / len(tasks)))]
     )
-    for done, index in enumerate(order[: settings.tasks].tolist()):
-        problem = tasks[index]()
+    drawn, faults = order[: settings.tasks].tolist(), dict[int, FedsimError]()
+    for done, index in enumerate(drawn):
+        if index in faults:
+            continue
+        try:
+            problem = tasks[index]()
+        except FedsimError as error:
+            faults[index] = error
+            continue
         distance = _adapt(network, problem, settings, 1 - done / settings.tasks, rng)
         progress(done + 1, settings.tasks, {"objective": distance})
+    if len(faults) == len(set(drawn)):
+        raise next(iter(faults.values()))
+    for fault in faults.values():
+        warn(f"{fault}; the generator is learnt without this update")
+    return not any(isinstance(fault, TranscriptError) for fault in faults.values())
 
 
 def _adapt(
     network: ImageGenerator, problem: InversionProblem, settings: MetaSettings, factor: float, rng: torch.Generator
 ) -> float:
-    """Fit latent vectors and a copy of the generator to one update, and move the generator; return the distance."""
+    """Fit latent vectors and a copy of the generator to one update, and move the generator; return the distance.
+
+    An update by which the copy diverges does not move it.
+    """
     images = GeneratedImages(network=network, weight=settings.latent_weight)
     latents = images.start(problem, (len(problem.labels),), rng).requires_grad_(True)
     target, variation = Cosine().target(problem), TotalVariation()
@@ -209,6 +233,9 @@ def _adapt(
         for weight, gradient in zip(tuned.values(), torch.autograd.grad(total, list(tuned.values())), strict=True):
             weight.grad = gradient
         optimizer.step()
+    if not torch.stack([weight.isfinite().all() for weight in tuned.values()]).all():
+        warn(f"{problem.where}: the search for its images diverged; the generator is learnt without this update")
+        return distance.item()
     with torch.no_grad():
         for name, parameter in network.named_parameters():
             parameter.lerp_(tuned[name], settings.meta_step_size * factor)

@@ -27,7 +27,7 @@ from fedsim.base.papers import cite
 from fedsim.base.randomness import generator
 from fedsim.interfaces.attack import ALL, CLIENT, Attack, Knowledge, Paper, Progress, RoundsNeeded, Target
 from fedsim.interfaces.findings import Finding
-from fedsim.inversion.cached_networks import read_network, write_network
+from fedsim.inversion.cached_networks import load_or_train
 from fedsim.inversion.matching import GradientInversion, find_labels
 from fedsim.inversion.priors import TotalVariation
 from fedsim.inversion.problem import OPTIMIZER_FACTS, InversionProblem, build_problem
@@ -50,7 +50,8 @@ class TranscriptPrior(Attack):
 
     Images are compared by the cosine distance of the gradient at w_t, plus total variation. All updates of single
     clients in the attacked rounds are used, the victim's too, so what is learnt is worth as much as they are many: one
-    more client is needed at least. The labels of others are counted, as the server is not told them.
+    more client is needed at least. The labels of others are counted, as the server is not told them. Updates that
+    cannot be inverted, such as zero ones, are left out with a warning.
 
     Args:
         tasks: updates that are inverted to learn the generator; 0 leaves it as it was drawn.   [released code: 200]
@@ -122,6 +123,7 @@ class TranscriptPrior(Attack):
 
         Raises:
             AttackError: there are no updates of other clients.
+            FedsimError: none of the recorded updates can be inverted; what is wrong with the first.
         """
         transcript, knowledge = target.transcript, target.knowledge
         # Hash all that the generator follows from, but for the code of the model and of the loss.
@@ -147,12 +149,14 @@ class TranscriptPrior(Attack):
         def find() -> ImageGenerator:
             network = draw_generator(shape, random_key)
             path = cache_folder() / "transcript-generators" / f"{key}.safetensors"
-            is_kept = read_network(network, path)
-            network = network.to(knowledge.device)
-            if self.tasks and not is_kept:
-                learn_generator(network, _list_tasks(target), settings, random_key, progress)
-                write_network(network, path)
-            return network
+
+            def learn() -> bool:
+                tasks = _list_tasks(target)
+                return learn_generator(network.to(knowledge.device), tasks, settings, random_key, progress)
+
+            if self.tasks:
+                load_or_train(network, path, learn)
+            return network.to(knowledge.device)
 
         return remember_fit(("transcript generator", key, knowledge.loss, knowledge.device), find)
 

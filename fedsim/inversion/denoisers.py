@@ -14,7 +14,7 @@ from fedsim.base.files import cache_folder
 from fedsim.base.randomness import generator, seed_globals
 from fedsim.base.task import are_classes
 from fedsim.interfaces.attack import Records
-from fedsim.inversion.cached_networks import read_network, write_network
+from fedsim.inversion.cached_networks import load_or_train
 from fedsim.inversion.problem import InputScaling
 
 log = logging.getLogger(__name__)
@@ -120,11 +120,14 @@ def load_denoiser(records: Records, records_hash: str, scaling: InputScaling, de
     if has_classes:
         denoiser.has_records[:num_classes] = torch.bincount(records.labels.cpu(), minlength=num_classes) > 0
     path = cache_folder() / "denoisers" / f"{key}.safetensors"
-    if not read_network(denoiser, path):
+
+    def train() -> bool:
         log.info("a denoiser is trained on %d auxiliary records, which takes minutes", len(images))
         classes = records.labels.cpu() if has_classes else torch.zeros(len(images), dtype=torch.int64)
         _train(denoiser.to(device), images, classes, key)
-        write_network(denoiser, path)
+        return True
+
+    load_or_train(denoiser, path, train)
     return denoiser.to(device).eval().requires_grad_(False)
 
 

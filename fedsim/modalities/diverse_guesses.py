@@ -40,6 +40,7 @@ _shared_by_data: dict[int, list[tuple[Tensor, dict[Hashable, Any]]]] = {}
 _MAX_CLUSTERINGS = 1000
 _cluster_numbers: dict[tuple[str, tuple[int, ...], int], Tensor] = {}
 """Number of the cluster of each row, by hash and shape of the rows and number of clusters."""
+_K_MEANS = {"n_init": 4, "max_iter": 50, "random_state": 0}
 _CLUSTERS = "clusters"
 """Name of such numbers in a file of the cache."""
 
@@ -144,7 +145,7 @@ def _load_or_number_clusters(rows: NDArray[np.float64], number: int, key: Hashab
     Reports need these numbers for what scores had for floors, and importing scikit-learn takes a second.
     """
     packages = [f"{name} {version(name)}" for name in ("scikit-learn", "numpy", "scipy")]
-    path = cache_folder() / "clusters" / f"{hash_json([repr(key), *packages])}.safetensors"
+    path = cache_folder() / "clusters" / f"{hash_json([repr(key), _K_MEANS, *packages])}.safetensors"
     if (cluster_numbers := _read_cluster_numbers(path, len(rows), number)) is not None:
         return cluster_numbers
     cluster_numbers = _number_clusters(rows, number)
@@ -175,7 +176,7 @@ def _number_clusters(rows: NDArray[np.float64], number: int) -> Tensor:
     with _thread_limits().limit(limits=1), warnings.catch_warnings():  # the number of threads changes sums
         # Examples that occur several times may leave fewer distinct clusters.
         warnings.simplefilter("ignore", ConvergenceWarning)
-        k_means = KMeans(number, n_init=4, max_iter=50, random_state=0)
+        k_means = KMeans(number, **_K_MEANS)
         return torch.from_numpy(k_means.fit_predict(rows))
 
 

@@ -322,6 +322,28 @@ def test_similarities_are_computed_on_the_device_of_the_attack(accelerator: Any)
     check_reads(accelerator, "similarities")
 
 
+class Fails(nn.Module):
+    """A foreign model that cannot be computed."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        raise ZeroDivisionError("by nought")
+
+
+def test_guesses_for_a_model_that_raises_say_so_and_end_nothing(accelerator: Any) -> None:
+    images, labels = data(Task((3, 8, 8), 7))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 7), Fails())
+    before = copy_state(model)
+    update = build_update(before, {name: tensor + 0.01 for name, tensor in before.items()})
+    unit = torch.zeros(3), torch.ones(3)
+    with accelerator:
+        sent = AttackedUpdate(
+            model=model, loss=cross_entropy, update=update, value_range=unit, device=accelerator.device
+        )
+        guesses = {"flipped": images.flip(3), "dark": 0.3 * images}
+        measured = measure_guess_similarities(sent, guesses, labels, MeasurementCache())
+    assert [values["l_sim"] for values in measured.values()] == ["the model raised ZeroDivisionError: by nought"] * 2
+
+
 class ScaledInBatches(nn.Module):
     """Gives other values for a batch of points than for each of them."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,17 @@ from adversaries.inversion.transcript_prior import TranscriptPrior
 from fedsim.base.errors import AttackError
 from fedsim.base.randomness import generator
 from fedsim.interfaces.attack import Knowledge
+from fedsim.interfaces.attack_warnings import collect_warnings
 from fedsim.inversion import public_fits
 from fedsim.recording.payloads import Payload
 from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import Update
 from tests.support import digit_clients as digits
-from tests.support.recordings import record_updates, run_attack
+from tests.support.recordings import record_updates, run_attack, target_client
 
 CLIENTS, VICTIMS = 30, 2
 STEPS: dict[str, Any] = {"latent_iterations": 40, "tuning_iterations": 40}
+SHORT = TranscriptPrior(tasks=3, task_latent_steps=2, task_tuning_steps=2, latent_iterations=2, tuning_iterations=2)
 ATTACK = TranscriptPrior(tasks=40, task_latent_steps=10, task_tuning_steps=10, **STEPS)
 
 
@@ -69,26 +72,47 @@ def test_victims_of_a_recording_share_a_generator_which_is_kept(
 ) -> None:
     learnt, learn = list[str](), transcript_prior.learn_generator
 
-    def count(*arguments: Any) -> None:
+    def count(*arguments: Any) -> bool:
         learnt.append(arguments[3])
-        learn(*arguments)
+        return learn(*arguments)
 
     monkeypatch.setattr(transcript_prior, "learn_generator", count)
-    attack = TranscriptPrior(
-        tasks=3, task_latent_steps=2, task_tuning_steps=2, latent_iterations=2, tuning_iterations=2
-    )
     transcript = record_updates(tmp_path / "a", updates)
-    first = run_attack(attack, transcript, knowledge(0), 0)
-    run_attack(attack, transcript, knowledge(1), 1)
+    first = run_attack(SHORT, transcript, knowledge(0), 0)
+    run_attack(SHORT, transcript, knowledge(1), 1)
     assert len(learnt) == 1
     # Another process reads it.
     public_fits._fits.clear()
-    again = run_attack(attack, transcript, knowledge(0), 0)
+    again = run_attack(SHORT, transcript, knowledge(0), 0)
     assert len(learnt) == 1
     assert torch.equal(first.data, again.data)
     # Another recording has another.
-    run_attack(attack, record_updates(tmp_path / "b", updates[:5]), knowledge(0), 0)
+    run_attack(SHORT, record_updates(tmp_path / "b", updates[:5]), knowledge(0), 0)
     assert len(set(learnt)) == 2
+
+
+def test_updates_that_cannot_be_inverted_teach_nothing_and_end_nothing(updates: list[Update], tmp_path: Path) -> None:
+    def with_sent(update: Update, change: float) -> Update:
+        sent = {name: before + change for name, before in update.before.items()}
+        return replace(update, payload=Payload.from_dense(sent, "weights"))
+
+    recording = [*updates[:2], with_sent(updates[2], 0.0), with_sent(updates[3], math.nan)]
+    transcript, attack, said = record_updates(tmp_path / "a", recording), replace(SHORT, tasks=12), list[str]()
+    with collect_warnings(said.append):
+        finding = run_attack(attack, transcript, knowledge(0))
+    assert finding.data.isfinite().all()
+    for client, fault in ((2, "there is nothing to match"), (3, "what it sent is")):
+        (sentence,) = [sentence for sentence in said if f"client {client}: " in sentence]
+        assert fault in sentence
+        assert sentence.endswith("the generator is learnt without this update")
+    # An update through which the copy diverges teaches nothing, either.
+    untaught = replace(attack, tuning_step_size=1e37)
+    network = untaught._find_generator(target_client(transcript, knowledge(0)), (1, 8, 8), lambda *_: None)
+    assert all(bool(weight.isfinite().all()) for weight in network.parameters())
+    # Where none can be inverted, there is no generator.
+    empty = record_updates(tmp_path / "b", [with_sent(update, 0.0) for update in updates[:3]])
+    with pytest.raises(AttackError, match="there is nothing to match"):
+        attack._find_generator(target_client(empty, knowledge(0)), (1, 8, 8), lambda *_: None)
 
 
 def test_one_client_alone_teaches_nothing(updates: list[Update], tmp_path: Path) -> None:

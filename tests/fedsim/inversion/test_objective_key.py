@@ -15,7 +15,7 @@ from fedsim.base.errors import AttackError
 from fedsim.base.randomness import generator
 from fedsim.interfaces.attack import Knowledge
 from fedsim.inversion import compiled
-from fedsim.inversion.distances import Cosine, SquaredL2
+from fedsim.inversion.distances import Cosine, PartialCosine, SquaredL2
 from fedsim.inversion.objective_key import objective_key
 from fedsim.inversion.parametrisations import PublicComponents
 from fedsim.inversion.priors import MeanSquare, TotalVariation
@@ -70,6 +70,9 @@ def key(recipe: Recipe, of: InversionProblem, **values: torch.Tensor) -> Any:
         {"priors": [(0.1, MeanSquare())]},
         {"parametrisation": PublicComponents(components=2, weight=1.0, spread=1.0)},
         {"label_step_size": 0.1},
+        {"smoothing": 0.5},
+        {"smoothing_radius": 0.1},
+        {"distance": PartialCosine(0.5)},
     ],
     ids=lambda other: "-".join(f"{name} {value!r}"[:40] for name, value in other.items()),
 )
