@@ -92,7 +92,8 @@ def _hear_links(recording: Transcript, role: AdversaryRole) -> Transcript:
     heard = recording.restrict_to_links(role.links)
     if not any(heard.header(number).replies for number in heard.rounds):
         raise ConfigError(
-            f"adversary.who: {role} hears no update, since none of these clients sent one; name others, or all links"
+            f"adversary.who: {role} hears no update, since none of these clients sent one that is recorded; name "
+            "others, or all links"
         )
     return heard
 

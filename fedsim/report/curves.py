@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fedsim.interfaces.metric import describe_metric, sort_metrics
 from fedsim.privacy.central import CENTRAL_PRIVACY
+from fedsim.privacy.distributed import DISTRIBUTED_PRIVACY
 from fedsim.report import charts
 from fedsim.report.charts import QUIET, Look
 
@@ -98,14 +99,21 @@ def epsilon_columns(row: Mapping[str, str]) -> list[str]:
     return [name for name in row if name.split(" of ")[0] == "epsilon"]
 
 
+_EXCEPTIONS = {
+    CENTRAL_PRIVACY: " (not against the server)",
+    DISTRIBUTED_PRIVACY: " (unless too many clients collude)",
+}
+"""Against whom a proof does not hold that is not of a client's own defense."""
+
+
 def column_title(column: str) -> str:
     """Return the name of such a column on the page.
 
     >>> column_title("epsilon of update-noise")
     'ε of update-noise'
     """
-    whom = " (not against the server)" if column == f"epsilon of {CENTRAL_PRIVACY}" else ""
-    return column.replace("epsilon", "ε", 1) + whom
+    name = column.removeprefix("epsilon of ")
+    return column.replace("epsilon", "ε", 1) + _EXCEPTIONS.get(name, "")
 
 
 def training_charts(rows: Sequence[Mapping[str, str]]) -> ChartGroup:

@@ -142,6 +142,7 @@ def test_what_is_proved_of_sums_is_not_claimed_against_those_who_know_the_noise(
         page = write_report(run, None, []).read_text()
         assert ("it does not hold against the server with clients 0, 1, 2" in page) == excepted
         assert "it does not hold against the server with client 0" not in page
+        assert "ε of distributed_privacy (unless too many clients collude) is" in page
     for role, proves in (AdversaryRole("server"), True), (AdversaryRole("server", (0,)), False):
         rows = sweep_rows(run, "membership-loss", (), role=role)
         assert rows
