@@ -21,7 +21,7 @@ from clients.client_state import ClientMemories
 from clients.exposure import measure_exposure
 from clients.mods import defend_payload
 from clients.participation import select_examples, silent_reply
-from fedsim.base.errors import FedsimError, error_reason, first_line, is_device_failure, is_memory_error
+from fedsim.base.errors import FedsimError, ends_training, error_reason, first_line, is_memory_error
 from fedsim.base.process_defaults import protect_defaults
 from fedsim.base.randomness import use_one_thread
 from fedsim.federation.build import Experiment
@@ -237,7 +237,7 @@ def _train_cohort(message: Message, states: Mapping[int, RecordDict]) -> Mapping
                 len(states),
                 first_line(error),
             )
-        elif is_device_failure(error):
+        elif ends_training(error):
             return {client: error_reply(failure_reason(error)) for client in clients}
         else:
             log.debug("clients %s could not train at once: %r", list(states), error)

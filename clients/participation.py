@@ -9,7 +9,7 @@ from flwr.app import Error, Message
 from torch import Tensor
 
 from clients.client_state import ClientMemories
-from fedsim.base.errors import error_reason, is_device_failure, one_line
+from fedsim.base.errors import ends_training, error_reason, one_line
 from fedsim.federation.build import Experiment
 from fedsim.interfaces.defense import overrides, pair_with_keys
 from fedsim.interfaces.defense_calls import apply_on_data
@@ -55,7 +55,7 @@ def select_examples(
             selected = apply_on_data(defense, local, context)
             memories.check()
         except (Exception, SystemExit) as error:  # its text may hold anything of the data
-            if is_device_failure(error):
+            if ends_training(error):
                 raise
             reason = one_line(error_reason(error))
             name, number = type(defense).__name__, client_round.number

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 from flwr.app import Message
 
-from fedsim.base.errors import RunError, first_line, is_device_failure
+from fedsim.base.errors import RunError, ends_training, first_line
 from fedsim.federation.engines.cohort import DEVICE_FAILED
 
-_REMEDY = "the rounds before it are kept, mend the device or free its memory, and resume the run"
+_REMEDY = "the rounds before it are kept, mend the cause or free its memory, and resume the run"
 
 
 def check_devices(replies: Iterable[Message], number: int) -> Iterator[Message]:
@@ -31,6 +31,6 @@ def name_failed_device(number: int) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not is_device_failure(error):
+        if not ends_training(error):
             raise
         raise RunError(f"round {number}: the server's device failed ({first_line(error)}); {_REMEDY}") from error

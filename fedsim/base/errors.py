@@ -94,20 +94,46 @@ def first_line(error: BaseException) -> str:
 
 def is_memory_error(error: BaseException) -> bool:
     """Tell whether the memory of a device did not last, without an import of torch."""
-    return "OutOfMemoryError" in _torch_classes(error)
+    found = _find_device_error(error)
+    return found is not None and _is_out_of_memory(found)
 
 
 def is_device_failure(error: BaseException) -> bool:
-    """Tell whether a device is to blame for an error of torch: it was lost, or its memory did not last.
+    """Tell whether a device is to blame for an error: it was lost, or its memory did not last.
 
     An assertion that fails on a device, as of an index out of range, is the fault of the code that runs there.
     """
-    if is_memory_error(error):
-        return True
-    is_of_device = "AcceleratorError" in _torch_classes(error) or (
-        isinstance(error, RuntimeError) and "CUDA error" in str(error)
-    )
-    return is_of_device and "device-side assert" not in str(error)
+    found = _find_device_error(error)
+    return found is not None and not _is_assertion(found)
+
+
+def ends_training(error: BaseException) -> bool:
+    """Tell whether an error stops all clients and not one: after an assertion, too, a device computes nothing more."""
+    return _find_device_error(error) is not None
+
+
+def _find_device_error(error: BaseException | None) -> BaseException | None:
+    """Return the first error of a device among an error and those that it was raised from, or while they were handled.
+
+    Anybody's code may have caught the device's own and raised another.
+    """
+    seen = set[int]()
+    while error is not None and id(error) not in seen:
+        if _is_out_of_memory(error) or "AcceleratorError" in _torch_classes(error):
+            return error
+        if isinstance(error, RuntimeError) and "CUDA error" in str(error):
+            return error
+        seen.add(id(error))
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return None
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    return "OutOfMemoryError" in _torch_classes(error)
+
+
+def _is_assertion(error: BaseException) -> bool:
+    return "device-side assert" in str(error)
 
 
 def _torch_classes(error: BaseException) -> set[str]:

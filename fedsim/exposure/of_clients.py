@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedsim.base.errors import error_reason, is_device_failure, one_line
+from fedsim.base.errors import ends_training, error_reason, one_line
 from fedsim.base.task import Loss
 from fedsim.exposure.measure import Measure
 from fedsim.training.cohort import LocalData
@@ -121,7 +121,7 @@ def _measure_rows(
     try:
         values_by_example = compute()
     except (Exception, SystemExit) as error:  # a plug-in may raise anything; the client goes on
-        if is_device_failure(error):
+        if ends_training(error):
             raise
         log.debug("%s failed", schedule.title, exc_info=error)
         return [{"measure": schedule.title, "failure": failure_reason(error)}]

@@ -28,6 +28,7 @@ from fedsim.federation.engines.arrays import make_record, read_state
 from fedsim.federation.engines.client_state import ClientState, ClientStateStore
 from fedsim.federation.engines.cohort import (
     COHORT_MESSAGE_TYPE,
+    DEVICE_FAILED,
     ORDER_RECORD,
     make_simulation,
     unpack_answers,
@@ -171,7 +172,13 @@ class UpdateRecipes:
             store.commit(client)
             self._memories[client] = (number, store.states.get(client, {}))
         if "error" in answer:
-            return str(answer["error"]["reason"])
+            reason = str(answer["error"]["reason"])
+            if reason.startswith(DEVICE_FAILED):
+                raise RunError(
+                    f"round {number}, client {client}: {reason} while its update was computed again; mend the cause or "
+                    "free its memory, and repeat the command, or resume the run"
+                )
+            return reason
         return self._arrays[number, client]
 
     def _make_message(self, number: int, clients: Sequence[int], before: State, store: ClientStateStore) -> Message:
@@ -330,6 +337,8 @@ class RecipeCheck:
         self._checked.add(has_memory)
         try:
             transcript.recorded_update(number, header.replies[0].client)
+        except RunError:  # the device failed, and not the recipe
+            raise
         except FedsimError as error:
             raise RunError(
                 f'recording.keep = "recipe" does not hold here: {error}; set it to "updates", and begin again'

@@ -106,9 +106,9 @@ def compile_objective(
     except FedsimError:
         raise
     except Exception as error:
-        if is_device_failure(error):
-            raise
-        cause = getattr(error, "inner_exception", error)  # the compiler's own names only its backend
+        cause = _find_cause(error)
+        if is_device_failure(cause):
+            raise cause from error
         raise AttackError(f"the model cannot be compiled ({first_line(cause)}); set compile = false") from error
     if not faithful:
         graph_outputs, eager_outputs = outputs(run)
@@ -139,11 +139,17 @@ def _compile_to_cuda_graph(graph: torch.nn.Module, is_faithful: Callable[[_Graph
             return run
         cause = "it gave other values"
     except Exception as error:
-        if is_device_failure(error):
-            raise
-        cause = first_line(error)
+        if is_device_failure(_find_cause(error)):
+            raise _find_cause(error) from error
+        cause = first_line(_find_cause(error))
     warn(f"{where}: compiled without a CUDA graph ({cause}), so an iteration takes longer")
     return None
+
+
+def _find_cause(error: Exception) -> Exception:
+    """Return what the compiler failed at; the first line of its own error names only its backend."""
+    cause: Exception = getattr(error, "inner_exception", error)
+    return cause
 
 
 def _perturb_values(values: dict[str, Tensor], seed: int, deviation: float) -> dict[str, Tensor]:

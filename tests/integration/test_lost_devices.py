@@ -105,7 +105,7 @@ def test_the_rounds_before_are_kept_and_the_run_is_resumed(
             run_serial(config, tmp_path / "run")
     assert caught.value.exit_code == 1
     assert str(caught.value).endswith(
-        "; the rounds before it are kept, mend the device or free its memory, and resume the run"
+        "; the rounds before it are kept, mend the cause or free its memory, and resume the run"
     )
     assert "\n" not in str(caught.value)
     is_recorded = "evaluation" in culprit or name == "evaluate"
@@ -124,6 +124,13 @@ def test_clients_whose_memory_does_not_last_at_once_train_one_by_one_and_that_is
     assert "round 2, 4 clients: the memory of their device does not last for them at once" in caplog.text
     for row, other in zip(read_metrics(run), read_metrics(whole), strict=True):
         assert float(row["loss"]) == pytest.approx(float(other["loss"]), rel=1e-4)
+
+
+def test_a_recipe_is_not_blamed_for_a_lost_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    config = make_tiny_config(federation={"rounds": 1, "vectorise": False}, recording={"keep": "recipe"})
+    fail_from(monkeypatch, clients.app, "run_algorithm", 5, LOST)
+    with pytest.raises(RunError, match=r"round 1, client 0: its device failed .* while its update was computed again"):
+        run_serial(config, tmp_path / "run")
 
 
 @pytest.mark.parametrize(

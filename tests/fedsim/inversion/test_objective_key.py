@@ -167,15 +167,28 @@ def test_models_of_one_description_that_compute_different_things_keep_a_graph_ea
     assert len(traced) == 2
 
 
-def test_what_the_compiler_fails_at_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+FULL = torch.OutOfMemoryError("CUDA out of memory")
+
+
+@pytest.mark.parametrize(
+    ("cause", "expected", "text"),
+    [
+        (OSError("no compiler found"), AttackError, r"cannot be compiled \(no compiler found\); set compile = false"),
+        (FULL, torch.OutOfMemoryError, "CUDA out of memory"),
+    ],
+    ids=["compiler", "device"],
+)
+def test_what_the_compiler_fails_at_is_named(
+    cause: Exception, expected: type[Exception], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """PyTorch wraps it in an error whose first line names the backend alone."""
     from torch._dynamo.exc import BackendCompilerFailed
 
     def fail(graph: Any, **how: Any) -> Any:
-        raise BackendCompilerFailed(lambda: None, OSError("no compiler found"), None)
+        raise BackendCompilerFailed(lambda: None, cause, None)
 
     monkeypatch.setattr(torch, "compile", fail)
     monkeypatch.setattr(compiled, "_cache", [])
     method = InvertingGradients(iterations=1, compile=True)
-    with pytest.raises(AttackError, match=r"cannot be compiled \(no compiler found\); set compile = false"):
+    with pytest.raises(expected, match=text):
         method.invert(update(), knowledge(), generator(1), lambda *_: None)
