@@ -22,8 +22,8 @@ from fedsim.recording.header import tensor_bytes
 
 GUESSED_EXAMPLES = 5000
 """How many of the first test examples guesses are made of, with which claims are compared."""
-_BYTES_PER_TENSOR = 1024
-"""Memory that a tensor takes beside its values, about."""
+_BYTES_PER_TENSOR = 4096
+"""Memory that a cached tensor takes beside its values, about: 1 kB of its own, and gaps that it leaves in the heap."""
 _CACHE_BYTES = 128 * 2**20
 """Most bytes of examples that are kept in model units."""
 
