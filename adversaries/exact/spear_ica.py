@@ -37,9 +37,10 @@ class SpearIca(FirstLayerAttack):
 
     or it searches columns whose zeros lie in a halfspace of the units' weights, from random starts
     (`add_halfspace_columns`). What found columns last comes next. A column counts only if its zeros
-    certify it, so no pass can do harm, and the next one has fewer inputs to tell apart. If passes
-    find nothing, units are drawn blindly, as in SPEAR; inputs whose columns were not found remain
-    estimates.
+    determine it, and the next pass has fewer inputs to tell apart. A few may still be sums of
+    several examples that leave nearly the same units silent, as images of like brightness do; once
+    all columns are found, `repair_columns` takes sums apart. If passes find nothing, units are
+    drawn blindly, as in SPEAR; inputs whose columns were not found remain estimates.
 
     Args:
         passes: at most.
@@ -69,7 +70,8 @@ class SpearIca(FirstLayerAttack):
         columns: list[Tensor] = []
         stalled_passes = 0
         drew_blindly = self.draws == 0
-        by_halfspaces = len(mixture.rows) >= _UNITS_PER_EXAMPLE * mixture.rank > _UNITS_PER_EXAMPLE * _SLOW_COMPONENTS
+        has_enough_units = len(mixture.rows) >= _UNITS_PER_EXAMPLE * mixture.rank
+        by_halfspaces = has_enough_units and mixture.rank > _SLOW_COMPONENTS
         for _ in range(self.passes):
             count_before = len(columns)
             # Each source has had its turn after two passes without a new column.

@@ -1,0 +1,122 @@
+"""How many columns each source of `spear-ica` finds by itself, by the units for each example."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from adversaries.exact.halfspaces import add_halfspace_columns
+from adversaries.exact.layer import FirstLayer, read_first_layer
+from adversaries.exact.mixture import InputMixture
+from adversaries.exact.spear_ica import SpearIca
+from fedsim.base.errors import AttackError
+from fedsim.base.randomness import generator, seed_globals
+from fedsim.data import Examples
+from fedsim.data.cifar import Cifar10
+from fedsim.data.idx import Mnist
+from fedsim.interfaces.attack import Knowledge
+from fedsim.training.model_state import copy_state
+from studies.messages import data_folder, weights_update
+from studies.running import Row
+from studies.writing import column_values, group_rows, markdown_table
+
+RATE, BATCH, GAUSSIAN_LIMIT = 0.05, 10, 8.0
+"""Learning rate; batch of several epochs, of one step all examples; the range of Gaussian numbers, at both sides."""
+SAME_COSINE = 1 - 1e-6
+
+
+@cache
+def load_images(data: str) -> Examples:
+    """Load the training images of a data set."""
+    return {"mnist": Mnist, "cifar10": Cifar10}[data]().load(data_folder()).train
+
+
+def draw_examples(data: str, size: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Return inputs, `example channel height width`, and labels."""
+    rng = generator("halfspaces study", data, seed)
+    if data == "gaussian":
+        inputs = torch.randn(size, 1, 28, 28, generator=rng)
+        return inputs, torch.randint(10, (size,), generator=rng)
+    images = load_images(data)
+    chosen = torch.randperm(len(images), generator=rng)[:size]
+    return images.inputs(chosen), images.labels[chosen]
+
+
+def build_network(num_inputs: int, units: int, seed: int) -> nn.Module:
+    """Build a network of one hidden layer."""
+    with seed_globals("halfspaces study", seed):
+        return nn.Sequential(nn.Flatten(), nn.Linear(num_inputs, units), nn.ReLU(), nn.Linear(units, 10))
+
+
+def measure(data: str, size: int, units_per_example: int, epochs: int, source: str, seed: int) -> Row:
+    """Search columns by one source until a pass finds none; count them, and those of one example alone."""
+    inputs, labels = draw_examples(data, size, seed)
+    new = partial(build_network, inputs[0].numel(), units_per_example * size, seed)
+    model = new()
+    before = copy_state(model)
+    optimizer, rng = torch.optim.SGD(model.parameters(), RATE), generator("batches", seed)
+    for _ in range(epochs):
+        for batch in torch.randperm(size, generator=rng).split(size if epochs == 1 else BATCH):
+            optimizer.zero_grad()
+            cross_entropy(model(inputs[batch]), labels[batch]).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    low, high = (-GAUSSIAN_LIMIT, GAUSSIAN_LIMIT) if data == "gaussian" else (0.0, 1.0)
+    channels = inputs.shape[1]
+    knowledge = Knowledge(
+        model=new,
+        loss=cross_entropy,
+        input_shape=tuple(inputs.shape[1:]),
+        num_classes=10,
+        value_range=([low] * channels, [high] * channels),
+    )
+    layer = read_first_layer(weights_update(before, copy_state(model), size), knowledge)
+    try:
+        mixture = InputMixture.from_update(layer.weight, layer.bias, size, "halfspaces study")
+    except AttackError:
+        return {"columns": "", "right": ""}
+    columns = find_columns(mixture, layer, source)
+    # Compare with the true columns.
+    coordinates = torch.linalg.lstsq(mixture.inputs.T, inputs.flatten(1).double().T).solution.T
+    true = torch.linalg.pinv(coordinates)
+    true = true / true.norm(dim=0)
+    right = sum(float((true.T @ column).abs().max()) > SAME_COSINE for column in columns)
+    return {"columns": len(columns), "right": right}
+
+
+def find_columns(mixture: InputMixture, layer: FirstLayer, source: str) -> list[Tensor]:
+    """Return the columns that passes of one source find until one finds none."""
+    columns: list[Tensor] = []
+    rng, attack = generator("columns"), SpearIca()
+    while len(columns) < mixture.rank:
+        count = len(columns)
+        if source == "halfspaces":
+            add_halfspace_columns(mixture, layer, columns, 1, rng)
+        else:
+            attack._add_estimated_columns(mixture, layer, columns, 0, rng)
+        if len(columns) == count:
+            break
+    return columns
+
+
+def tables(rows: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Return the table of shares of the columns that were found."""
+    ratios = sorted({row["units_per_example"] for row in rows}, key=int)
+    head = ["inputs", "N", "steps", "source", *(f"{ratio} units" for ratio in ratios)]
+    lines = []
+    for (data, size, epochs, source), found in group_rows(rows, "data", "size", "epochs", "source").items():
+        by_ratio = group_rows(found, "units_per_example")
+        shares = []
+        for ratio in ratios:
+            seeds = by_ratio.get((ratio,), [])
+            values = [f"{float(row['columns']) / int(size):.2f}" if row["columns"] else "refused" for row in seeds]
+            shares.append(", ".join(values) or "-")
+        lines.append([data, size, "one" if epochs == "1" else f"{epochs} epochs", source, *shares])
+    wrong = sum(column_values(rows, "columns")) - sum(column_values(rows, "right"))
+    return {
+        "found": markdown_table(head, lines),
+        "sums": f"Of all columns found {wrong:.0f} are sums of several examples.",
+    }
