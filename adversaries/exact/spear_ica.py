@@ -10,6 +10,7 @@ from torch import Tensor
 
 from adversaries.exact.attack import FirstLayerAttack
 from adversaries.exact.components import ComponentSource, separate_components
+from adversaries.exact.consistency import find_sum_column, repair_columns
 from adversaries.exact.halfspaces import add_halfspace_columns
 from adversaries.exact.layer import FirstLayer
 from adversaries.exact.mixture import InputMixture
@@ -39,7 +40,7 @@ class SpearIca(FirstLayerAttack):
     (`add_halfspace_columns`). What found columns last comes next. A column counts only if its zeros
     determine it, and the next pass has fewer inputs to tell apart. A few may still be sums of
     several examples that leave nearly the same units silent, as images of like brightness do; once
-    all columns are found, `repair_columns` takes sums apart. If passes find nothing, units are
+    all columns are found, sums are taken apart (`repair_columns`) or dropped. If passes find nothing, units are
     drawn blindly, as in SPEAR; inputs whose columns were not found remain estimates.
 
     Args:
@@ -68,6 +69,7 @@ class SpearIca(FirstLayerAttack):
         self, mixture: InputMixture, layer: FirstLayer, rng: torch.Generator, tell: Callable[[int], None]
     ) -> tuple[list[Tensor], Tensor]:
         columns: list[Tensor] = []
+        complete: list[Tensor] = []
         stalled_passes = 0
         drew_blindly = self.draws == 0
         has_enough_units = len(mixture.rows) >= _UNITS_PER_EXAMPLE * mixture.rank
@@ -88,12 +90,19 @@ class SpearIca(FirstLayerAttack):
                 all_units = torch.arange(len(mixture.rows))
                 for column in draw_columns(mixture, all_units, self.draws, rng, most=mixture.rank):
                     mixture.add_column(columns, column)
-            stalled_passes = stalled_passes + 1 if len(columns) == count_before else 0
-            tell(len(columns))
+            # Drop a column that is a sum, and stop if there is none.
             if len(columns) == mixture.rank:
-                return columns, torch.empty((mixture.rank, 0), dtype=torch.float64)
+                columns = complete = repair_columns(mixture, layer, columns)
+                sum_column = find_sum_column(mixture, layer, mixture.scale_columns(torch.stack(columns, 1)))
+                if sum_column is None:
+                    break
+                columns = columns[:sum_column] + columns[sum_column + 1 :]
+            stalled_passes = stalled_passes + 1 if len(columns) <= count_before else 0
+            tell(len(columns))
             if stalled_passes == self.patience:
                 break
+        if complete:
+            return complete, torch.empty((mixture.rank, 0), dtype=torch.float64)
         return columns, self._estimate_columns(mixture, layer, mixture.remaining_directions(columns), 0)
 
     def _add_estimated_columns(
