@@ -163,7 +163,7 @@ class AttentionBlocks:
                 vocabulary.
         """
         where = f"round {update.round}, client {update.client}"
-        model = _check_model(find_token_embedding(knowledge)[0], knowledge, where)
+        model = check_blocks(find_token_embedding(knowledge)[0], knowledge, where)
         states = named_states(update, model, where)
         model.load_state_dict({**model.state_dict(), **states.before})
         model = model.double().requires_grad_(False)
@@ -184,7 +184,7 @@ class AttentionBlocks:
             where=where,
         )
         blocks._check_spans()
-        blocks = replace(blocks, words=blocks._find_candidate_words())
+        blocks = blocks.with_words(blocks._find_candidate_words())
         if not len(blocks.words):
             raise AttackError(
                 f"{where}: no word's vector lies in the span of the first block's gradients; choose another round or "
@@ -197,15 +197,23 @@ class AttentionBlocks:
         if self.has_embedding_gradient:
             is_candidate = (self.states.direction("embedding.weight") != 0).any(1)
         else:
-            vocabulary = torch.arange(self.model.embedding.num_embeddings)
-            is_near = []
-            for words in torch.split(vocabulary, _POSITIONS_PER_CHUNK // self.length or 1):
-                inputs = self.block(0).norm1(replace(self, words=words).first_block_inputs)
-                is_near.append(self.spans[0].distances(inputs).amin(1) < _MAX_CANDIDATE_DISTANCE)
-            is_candidate = torch.cat(is_near)
+            vocabulary = self.with_words(torch.arange(self.model.embedding.num_embeddings))
+            is_candidate = vocabulary.first_span_distances().amin(1) < _MAX_CANDIDATE_DISTANCE
         if self.padding is not None:
             is_candidate[self.padding] = False
         return is_candidate.nonzero()[:, 0]
+
+    def with_words(self, words: Tensor) -> AttentionBlocks:
+        """Return the same blocks with other candidate words."""
+        return replace(self, words=words)
+
+    def first_span_distances(self) -> Tensor:
+        """Return the distance of each word's input at each position from the first span, `word position`."""
+        distances = []
+        for words in torch.split(self.words, _POSITIONS_PER_CHUNK // self.length or 1):
+            inputs = self.block(0).norm1(self.with_words(words).first_block_inputs)
+            distances.append(self.spans[0].distances(inputs))
+        return torch.cat(distances)
 
     def _check_spans(self) -> None:
         """Raise AttackError if the spans do not determine words."""
@@ -368,7 +376,7 @@ def attention_weight_names(model: TransformerModule, block: int) -> list[str]:
     return [f"blocks.{block}.attention.{projection}.{suffix}" for projection in ("query", "key", "value")]
 
 
-def _check_model(model: nn.Module, knowledge: Knowledge, where: str) -> TransformerModule:
+def check_blocks(model: nn.Module, knowledge: Knowledge, where: str) -> TransformerModule:
     """Return `model` if its blocks can be read.
 
     Raises:

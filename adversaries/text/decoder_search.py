@@ -66,6 +66,25 @@ class DecoderSearch:
             row[: len(text)] = self._blocks.words[text]
         return tokens
 
+    def rank_texts(self, beam: int, report: Callable[[float], None]) -> Tensor:
+        """Return the texts of full length nearest to both spans, nearest first, `text position`.
+
+        Args:
+            beam: number of prefixes that are kept at each position.
+            report: called at each position with the mean squared distance of the best prefix's words.
+        """
+        prefixes = torch.empty((1, 0), dtype=torch.int64)
+        scores = torch.zeros(1, dtype=self._distances.dtype)
+        words = torch.arange(len(self._blocks.words))
+        for position in range(self._blocks.length):
+            squares = self._last_word_distances(prefixes, words).square() + self._distances[:, position].square()
+            totals = (scores[:, None] + squares).flatten()
+            order = totals.argsort()[:beam]
+            prefixes = torch.cat([prefixes[order // len(words)], words[order % len(words)][:, None]], 1)
+            scores = totals[order]
+            report(float(scores[0]) / (2 * (position + 1)))
+        return self._blocks.words[prefixes]
+
     def _last_word_distances(self, prefixes: Tensor, words: Tensor) -> Tensor:
         """Return the distances of words from the second span as the next word, `prefix word`."""
         position, block = prefixes.shape[1], self._blocks.block(0)

@@ -1,0 +1,140 @@
+"""TIGER's idea: texts of a decoder ranked by distance to spans of noised gradients; and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from adversaries.text.attention_span import attention_weight_names
+from adversaries.text.dager import Dager
+from adversaries.text.tiger import Tiger, _cut_span, _find_deviation
+from clients.defenses.update_noise import UpdateNoise
+from fedsim.base.errors import AttackError
+from fedsim.base.randomness import generator, seed_globals
+from fedsim.base.task import Task
+from fedsim.interfaces.attack import Attack, Knowledge, Target
+from fedsim.interfaces.findings import Texts
+from fedsim.inversion.named_states import named_states
+from fedsim.recording.payloads import Payload
+from fedsim.recording.recorder import Recorder
+from fedsim.recording.transcript import Transcript
+from fedsim.recording.wire_format import Update
+from fedsim.training.models.transformer import TransformerDecoder, TransformerEncoder
+from tests.support.networks import compute_gradient
+
+LENGTH, TASK = 6, Task((6,), 4, vocabulary=200, padding=0)
+TRUE = torch.tensor([[7, 3, 121, 12, 29, 90], [2, 22, 9, 144, 61, 5], [70, 16, 11, 33, 8, 199]])
+LABELS = torch.tensor([2, 0, 1])
+DECODER = TransformerDecoder(dim=64, heads=2)
+
+
+def build(network: Any = DECODER) -> nn.Module:
+    with seed_globals("test-tiger"):
+        return network.build(TASK).eval()  # type: ignore[no-any-return]
+
+
+def known(network: Any = DECODER, **facts: Any) -> Knowledge:
+    return Knowledge(**{"model": lambda: build(network), "loss": cross_entropy, "input_shape": (LENGTH,)} | facts)
+
+
+def make_update(noise: float, network: Any = DECODER, signal: float = 1.0) -> tuple[Update, float]:
+    """Return the gradient of the texts with noise of `noise` times its norm, and the noise's deviation."""
+    model, rng = build(network), generator("test-tiger", 1)
+    gradient = compute_gradient(model, TRUE, LABELS)
+    size = sum(tensor.numel() for tensor in gradient.values())
+    deviation = noise * math.sqrt(sum(float(tensor.square().sum()) for tensor in gradient.values()) / size)
+    noised = {name: signal * t + deviation * torch.randn(t.shape, generator=rng) for name, t in gradient.items()}
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    payload = Payload.from_dense(noised, "gradient")
+    return Update(round=1, client=5, before=before, payload=payload, num_examples=len(TRUE)), deviation
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., Texts]:
+    def attacked(update: Update, knowledge: Knowledge, attack: Attack | None = None) -> Texts:
+        folder = tmp_path / str(len(list(tmp_path.iterdir()))) / "transcript"
+        Recorder(folder).write(update.round, [update])
+        target = Target(transcript=Transcript(folder), victim=5, knowledge=knowledge, rng=generator(0))
+        finding = (attack or Tiger()).run(target)
+        assert isinstance(finding, Texts)
+        return finding
+
+    return attacked
+
+
+def claims(finding: Texts) -> set[tuple[int, ...]]:
+    return {tuple(text) for text in finding.tokens.tolist()}
+
+
+def words_in_place(tokens: Tensor) -> float:
+    return float((TRUE[:, None] == tokens[None]).double().mean(2).amax(1).mean())
+
+
+EXACT = {tuple(text) for text in TRUE.tolist()}
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.01])
+@pytest.mark.parametrize("is_granted", [False, True], ids=["estimated", "granted"])
+def test_texts_come_back_under_noise_at_which_dager_refuses(run: Any, noise: float, is_granted: bool) -> None:
+    update, deviation = make_update(noise)
+    facts = {"defenses": [UpdateNoise(noise_multiplier=deviation / 1e3, clip=1e3)]} if is_granted and noise else {}
+    finding = run(update, known(**facts))
+    assert claims(finding) == EXACT
+    labels = {tuple(text): label for text, label in zip(finding.tokens.tolist(), finding.labels.tolist(), strict=True)}
+    assert [labels[tuple(text)] for text in TRUE.tolist()] == LABELS.tolist()
+    if noise:
+        with pytest.raises(AttackError, match="noise"):
+            run(update, known(), Dager())
+
+
+def test_pure_noise_is_refused_or_where_noise_is_thought_smaller_gives_no_text(run: Any) -> None:
+    update, deviation = make_update(0.01, signal=0.0)
+    with pytest.raises(AttackError, match="no direction of the attention's gradients stands out of the noise"):
+        run(update, known())
+    smaller = [UpdateNoise(noise_multiplier=deviation / 2e3, clip=1e3)]
+    finding = run(update, known(defenses=smaller))
+    assert not claims(finding) & EXACT
+    assert words_in_place(finding.tokens) < 0.25
+
+
+def test_the_estimated_noise_is_the_true_one_and_that_of_known_defenses_is_to_the_digit() -> None:
+    update, deviation = make_update(0.01)
+    model = build()
+    states, names = named_states(update, model, "here"), attention_weight_names(model, 0)  # type: ignore[arg-type]
+    estimate = _find_deviation(names, states, update, known(), generator(0))
+    assert estimate == pytest.approx(deviation, rel=0.35)
+    facts = known(defenses=[UpdateNoise(noise_multiplier=deviation / 1e3, clip=1e3)])
+    assert _find_deviation(names, states, update, facts, generator(0)) == pytest.approx(deviation, rel=1e-5)
+    span = _cut_span(names, states, TRUE.numel(), deviation)
+    assert 1 <= span.rank == len(span.basis) <= TRUE.numel()
+
+
+def test_a_held_embedding_leaves_words_near_the_first_span(run: Any) -> None:
+    update, _ = make_update(0.001)
+    assert update.gradient is not None
+    gradient = {name: t * (name != "embedding.weight") for name, t in update.gradient.items()}
+    held = dataclasses.replace(update, payload=Payload.from_dense(gradient, "gradient"))
+    assert claims(run(held, known())) & EXACT
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        (TransformerEncoder(dim=64, heads=2), "the model is an encoder"),
+        (TransformerDecoder(dim=64, heads=2, lora_rank=8), "the model is trained by adapters"),
+    ],
+)
+def test_encoders_and_adapters_are_refused_in_one_sentence(run: Any, network: Any, message: str) -> None:
+    with pytest.raises(AttackError, match=f"^round 1, client 5: {message}") as caught:
+        run(make_update(0.01, DECODER)[0], known(network))
+    assert "\n" not in str(caught.value)
+    with pytest.raises(AttackError, match="N is 0, so nothing says how many texts"):
+        run(dataclasses.replace(make_update(0.01)[0], num_examples=0), known())
