@@ -154,7 +154,8 @@ class Tiger(Attack):
         if blocks.padding is not None:
             closeness[blocks.padding] = -math.inf
         most = min(self.words, int(closeness.isfinite().sum()))
-        return closeness.topk(most).indices.sort().values
+        words: Tensor = closeness.topk(most).indices.sort().values
+        return words
 
 
 def _check_form(model: TransformerModule, where: str) -> None:
