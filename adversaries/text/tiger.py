@@ -44,8 +44,9 @@ class Tiger(Attack):
     it refuses. The distance itself remains informative, and here it ranks texts.
 
     1. Find the standard deviation of the noise (`_find_deviation`): that of the known defenses, or
-       else the one at which a random matrix has the median singular value of the gradient. The
-       latter is too large where texts span more than half of the dimensions.
+       else the one at which a random matrix has the median singular value of the gradient, or a
+       smaller one where texts may span more than a third of the dimensions. The latter is too large
+       where texts span nearly all of them.
     2. Keep the directions of each gradient above the largest singular value of noise alone,
        sigma (sqrt(rows) + sqrt(columns)) (`_cut_span`).
     3. Try the words with the largest rows in the embedding's gradient; where it has none, those
@@ -122,15 +123,16 @@ class Tiger(Attack):
         assert knowledge.loss is not None
         length = knowledge.input_shape[0]
 
-        spans = []
+        spans, max_rank = [], update.num_examples * length
         for block in (0, 1):
             names = attention_weight_names(model, block)
-            deviation = _find_deviation(names, states, update, knowledge, rng)
-            spans.append(_cut_span(names, states, update.num_examples * length, deviation))
+            deviation = _find_deviation(names, states, update, knowledge, max_rank, rng)
+            spans.append(_cut_span(names, states, max_rank, deviation))
         if not min(span.rank for span in spans):
             raise AttackError(
                 f"{where}: no direction of the attention's gradients stands out of the noise in both of the first two "
-                "blocks, so nothing ranks texts; choose 'embedding-rows' for the words alone"
+                f"blocks, so nothing ranks texts, or {update.num_examples} texts of {length} words span too many "
+                "dimensions for noise to be estimated; choose 'embedding-rows' for the words alone"
             )
         blocks = AttentionBlocks(
             model=model,
@@ -173,7 +175,12 @@ def _check_form(model: TransformerModule, where: str) -> None:
 
 
 def _find_deviation(
-    names: Sequence[str], states: NamedStates, update: Update, knowledge: Knowledge, rng: torch.Generator
+    names: Sequence[str],
+    states: NamedStates,
+    update: Update,
+    knowledge: Knowledge,
+    max_rank: int,
+    rng: torch.Generator,
 ) -> float:
     """Return the standard deviation of the noise of these weights, from known defenses or the message."""
     sent = {name: states.direction(name) for name in states.shapes if name in names}
@@ -192,10 +199,13 @@ def _find_deviation(
         if 0 < deviation < math.inf:
             return deviation
 
-    # Compare the median singular value with that of noise of deviation 1, as Gavish and Donoho (2014) do.
+    # Compare the median singular value with that of noise of deviation 1, as Gavish and Donoho (2014) do. Where texts
+    # may span so many dimensions that the median can be theirs, a smaller value counts.
     gradient = torch.cat([states.direction(name, torch.float64) for name in names])
     noise = torch.randn(gradient.shape, generator=rng, dtype=torch.float64)
-    return float(torch.linalg.svdvals(gradient).median() / torch.linalg.svdvals(noise).median())
+    dim = gradient.shape[1]
+    position = max(dim // 2, min(max_rank + (dim - max_rank) // 4, dim - 1))
+    return float(torch.linalg.svdvals(gradient)[position] / torch.linalg.svdvals(noise)[position])
 
 
 def _cut_span(names: Sequence[str], states: NamedStates, max_rank: int, deviation: float) -> AttentionSpan:

@@ -109,12 +109,20 @@ def test_the_estimated_noise_is_the_true_one_and_that_of_known_defenses_is_to_th
     update, deviation = make_update(0.01)
     model = build()
     states, names = named_states(update, model, "here"), attention_weight_names(model, 0)  # type: ignore[arg-type]
-    estimate = _find_deviation(names, states, update, known(), generator(0))
+    estimate = _find_deviation(names, states, update, known(), TRUE.numel(), generator(0))
     assert estimate == pytest.approx(deviation, rel=0.35)
     facts = known(defenses=[UpdateNoise(noise_multiplier=deviation / 1e3, clip=1e3)])
-    assert _find_deviation(names, states, update, facts, generator(0)) == pytest.approx(deviation, rel=1e-5)
+    assert _find_deviation(names, states, update, facts, TRUE.numel(), generator(0)) == pytest.approx(
+        deviation, rel=1e-5
+    )
     span = _cut_span(names, states, TRUE.numel(), deviation)
     assert 1 <= span.rank == len(span.basis) <= TRUE.numel()
+
+
+def test_texts_that_span_more_than_half_of_the_dimensions_are_not_taken_for_noise(run: Any) -> None:
+    narrow = TransformerDecoder(dim=32, heads=2)
+    update, _ = make_update(0.0, narrow)
+    assert claims(run(update, known(narrow))) == EXACT
 
 
 def test_a_held_embedding_leaves_words_near_the_first_span(run: Any) -> None:
