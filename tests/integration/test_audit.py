@@ -36,7 +36,7 @@ from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import read_rows
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.interfaces.knowledge import FACTS
-from fedsim.inversion import batched_restarts, matching, restart
+from fedsim.inversion import batched_call, inversion_task, matching
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.report import run_contents
@@ -605,8 +605,8 @@ def test_a_device_that_is_lost_midway_keeps_findings_and_is_one_sentence_a_victi
     def lose_device(compute: Callable[..., Any]) -> Callable[..., Any]:
         def compute_until_lost(*arguments: Any) -> Any:
             if next(calls) == 3:
-                monkeypatch.setattr(restart, "objective_and_gradients", fail)
-                monkeypatch.setattr(batched_restarts._BatchedCall, "compute", fail)
+                monkeypatch.setattr(inversion_task, "objective_and_gradients", fail)
+                monkeypatch.setattr(batched_call.BatchedCall, "compute", fail)
                 raise error
             return compute(*arguments)
 
@@ -619,10 +619,12 @@ def test_a_device_that_is_lost_midway_keeps_findings_and_is_one_sentence_a_victi
     with monkeypatch.context() as patch:
         patch.setattr(matching, "batching_pays", lambda device: at_once)
         if at_once:
-            compute = lose_device(batched_restarts._BatchedCall.compute)
-            patch.setattr(batched_restarts._BatchedCall, "compute", compute)
+            compute = lose_device(batched_call.BatchedCall.compute)
+            patch.setattr(batched_call.BatchedCall, "compute", compute)
         else:
-            patch.setattr(restart, "objective_and_gradients", lose_device(restart.objective_and_gradients))
+            patch.setattr(
+                inversion_task, "objective_and_gradients", lose_device(inversion_task.objective_and_gradients)
+            )
         failures = open_audit(run, attacks).run()
     monkeypatch.undo()
     assert list(findings(run)) == [f"sme/round-1-client-{client}-repeat-0" for client in kept]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
+from flwr.app import Message
 from safetensors import safe_open
 from torch import Tensor
 
@@ -167,10 +168,13 @@ def test_an_update_is_computed_where_gradients_are_switched_off(run: OpenRun) ->
 def test_clients_that_were_asked_one_by_one_after_a_failure_are_computed_so(
     finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def make_grid(*arguments: Any, **options: Any) -> CohortGrid:
-        return CohortGrid(*arguments, **options | {"group_size": 1})
+    class GridAfterFailure(CohortGrid):
+        """Sends each client a message of its own, as after nodes failed; groups are as large as before."""
 
-    monkeypatch.setattr(strategies.app, "CohortGrid", make_grid)
+        def _split(self, messages: Sequence[Message]) -> list[list[Message]]:
+            return [[message] for message in messages]
+
+    monkeypatch.setattr(strategies.app, "CohortGrid", GridAfterFailure)
     alone = run_by_recipe(tmp_path / "run").recording
     together = Transcript(finished_run)
     hashes = [{reply.sha256 for reply in transcript.header(1).replies} for transcript in (alone, together)]

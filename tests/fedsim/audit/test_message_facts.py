@@ -124,6 +124,6 @@ def test_labels_that_say_n_are_not_granted_where_n_is_withheld() -> None:
         validate_tables(AdversaryTable, {"knowledge": {"num_examples": False, "labels": True}}, "a.toml")
 
 
-def test_every_attack_over_rounds_that_needs_no_ids_is_one_that_links_messages() -> None:
+def test_attacks_over_rounds_that_need_no_ids_link_messages_or_learn_from_all_of_them() -> None:
     names = [name for name in registered_names("attacks") if not load("attacks", name).needs_client_ids]
-    assert names == ["linkability"]
+    assert names == ["giml", "linkability"]
