@@ -35,7 +35,7 @@ def write_study(study: Study, *, pictures: bool) -> None:
     if hasattr(study.module, "figures"):
         tables = study.module.figures()
         path = PACKAGE_FOLDER / "kept" / f"{tables['paper']}-computed.toml"
-        path.write_text(KEPT_HEAD.format(study.name, study.name) + tomli_w.dumps(with_days(path, tables)))
+        path.write_text(KEPT_HEAD.format(study.name, study.name) + tomli_w.dumps(add_kept_words(path, tables)))
     if pictures and hasattr(study.module, "draw"):
         study.module.draw(read_rows(study.results))
 
@@ -106,21 +106,30 @@ def pivot(table: PivotTable, titles: Mapping[str, str], rows: Iterable[Mapping[s
     return markdown_table([*table.lines.values(), *map(title, columns)], lines)
 
 
-def with_days(path: Path, tables: dict[str, Any]) -> dict[str, Any]:
-    """Add the day of each result: that in the file if its figures are the same, else today."""
+def add_kept_words(path: Path, tables: dict[str, Any]) -> dict[str, Any]:
+    """Add to each result what is not computed: its day, and why it misses the paper's figures.
+
+    The day is that in the file if its figures are the same, else today. The reason was written there by hand.
+    """
     before = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     today = datetime.datetime.now(tz=datetime.UTC).date()
     for part in ("kept", "details"):
         for result in tables.get(part, ()):
-            figures = ("table", "name", "head", "rows")
-            same = (old["date"] for old in before.get(part, ()) if all(old.get(k) == result.get(k) for k in figures))
+            of_name = [old for old in before.get(part, ()) if _has_equal(old, result, "table", "name")]
+            if reason := next((old["why_missed"] for old in of_name if "why_missed" in old), ""):
+                result["why_missed"] = reason
+            same = (old["date"] for old in of_name if _has_equal(old, result, "head", "rows"))
             result["date"] = next(same, today)
     return tables
 
 
-def without_day(result: Mapping[str, Any]) -> dict[str, Any]:
+def _has_equal(first: Mapping[str, Any], second: Mapping[str, Any], *names: str) -> bool:
+    return all(first.get(name) == second.get(name) for name in names)
+
+
+def computed_part(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return a result in a file as it is computed."""
-    return {key: value for key, value in result.items() if key != "date"}
+    return {key: value for key, value in result.items() if key not in ("date", "why_missed")}
 
 
 def kept_result(table: str, name: str, command: str, rows: Mapping[str, Any], note: str) -> dict[str, Any]:

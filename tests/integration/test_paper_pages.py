@@ -10,11 +10,12 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import tomli_w
 
 from fedsim.api.reproduce.papers import PACKAGE_FOLDER, KeptFile, KeptResult, commit_sentence, read_results
 from fedsim.base.errors import ConfigError
 from studies.running import Study
-from studies.writing import without_day
+from studies.writing import add_kept_words, computed_part
 from tests.support.scripts import load_script
 
 ROOT = Path(__file__).parent.parent.parent
@@ -50,14 +51,25 @@ def test_a_changed_figure_changes_the_page(pages: ModuleType) -> None:
     assert "+9.9" not in before
 
 
-@pytest.mark.slow
+def test_a_reason_that_was_written_by_hand_outlasts_new_figures(tmp_path: Path) -> None:
+    old = {"table": "t", "name": "n", "rows": {"a": 1}, "why_missed": "few images", "date": date(2026, 11, 25)}
+    path = tmp_path / "kept.toml"
+    path.write_text(tomli_w.dumps({"kept": [old]}))
+    [same] = add_kept_words(path, {"kept": [computed_part(old)]})["kept"]
+    assert same == old
+    [other] = add_kept_words(path, {"kept": [computed_part(old) | {"rows": {"a": 2}}]})["kept"]
+    assert other["why_missed"] == "few images"
+    assert other["date"] > old["date"]
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["lavp", "angular"])
 def test_figures_follow_from_the_rows_of_studies(name: str) -> None:
     tables = Study.open(name).module.figures()
     path = PACKAGE_FOLDER / "kept" / f"{tables['paper']}-computed.toml"
     kept = tomllib.loads(path.read_text(encoding="utf-8"))
     for part in ("kept", "details"):
-        figures = [without_day(result) for result in kept.get(part, [])]
+        figures = [computed_part(result) for result in kept.get(part, [])]
         assert figures == tables.get(part, []), f"rows have changed: run python -m studies {name} --write"
 
 
