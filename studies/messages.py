@@ -194,6 +194,17 @@ def central_tables(
     }
 
 
+def one_client_experiment(data: Mapping[str, Any], model: Mapping[str, Any], seed: int) -> Experiment:
+    """Return an experiment with one client, who takes one step; studies make messages by its model and data."""
+    tables = {
+        "data": data,
+        "model": model,
+        "training": {"local_steps": 1},
+        "federation": {"engine": "serial", "clients": 1, "rounds": 1, "seed": seed},
+    }
+    return Experiment(validate_tables(Config, tables, "study"))
+
+
 @cache
 def trained_states(study: str, name: str, epochs: tuple[int, ...], read: Any) -> dict[int, State]:
     """Return the states of a central training after these epochs, which is made where it is not there.

@@ -376,6 +376,15 @@ def attention_weight_names(model: TransformerModule, block: int) -> list[str]:
     return [f"blocks.{block}.attention.{projection}.{suffix}" for projection in ("query", "key", "value")]
 
 
+def check_num_texts(update: Update) -> None:
+    """Raise AttackError where a client reports no examples."""
+    if update.num_examples < 1:
+        raise AttackError(
+            f"round {update.round}, client {update.client}: N is {update.num_examples}, so nothing says how many texts "
+            "to look for; attack a client that reports its num_examples"
+        )
+
+
 def check_blocks(model: nn.Module, knowledge: Knowledge, where: str) -> TransformerModule:
     """Return `model` if its blocks can be read.
 

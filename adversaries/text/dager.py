@@ -10,7 +10,7 @@ import torch
 from annotated_types import MinLen
 from torch import Tensor
 
-from adversaries.text.attention_span import AttentionBlocks
+from adversaries.text.attention_span import AttentionBlocks, check_num_texts
 from adversaries.text.decoder_search import DecoderSearch
 from adversaries.text.encoder_search import find_encoder_texts
 from fedsim.base.constraints import PositiveInt, PositiveShareBelowOne
@@ -79,11 +79,7 @@ class Dager(Attack):
 
     def _run(self, target: Target, progress: Progress) -> Texts:
         update, knowledge = target.read_update(), target.knowledge
-        if update.num_examples < 1:
-            raise AttackError(
-                f"round {update.round}, client {target.victim}: N is {update.num_examples}, so nothing "
-                "says how many texts to look for; attack a client that reports its num_examples"
-            )
+        check_num_texts(update)
         blocks = AttentionBlocks.from_update(update, knowledge)
         warn_of_dropout(self, blocks.model, knowledge, blocks.where)
         search = self._search_decoder if blocks.model.causal else self._search_encoder

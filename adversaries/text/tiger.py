@@ -11,7 +11,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from adversaries.text.attention_span import AttentionBlocks, AttentionSpan, attention_weight_names, check_blocks
+from adversaries.text.attention_span import (
+    AttentionBlocks,
+    AttentionSpan,
+    attention_weight_names,
+    check_blocks,
+    check_num_texts,
+)
 from adversaries.text.decoder_search import DecoderSearch
 from adversaries.text.embedding import find_token_embedding
 from fedsim.base.constraints import PositiveInt
@@ -82,11 +88,7 @@ class Tiger(Attack):
 
     def _run(self, target: Target, progress: Progress) -> Texts:
         update, knowledge = target.read_update(), target.knowledge
-        if update.num_examples < 1:
-            raise AttackError(
-                f"round {update.round}, client {target.victim}: N is {update.num_examples}, so nothing "
-                "says how many texts to look for; attack a client that reports its num_examples"
-            )
+        check_num_texts(update)
         blocks = self._read_blocks(update, knowledge, target.rng)
         warn_of_dropout(self, blocks.model, knowledge, blocks.where)
         num_texts, steps = update.num_examples, count(1)

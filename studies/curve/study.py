@@ -15,12 +15,11 @@ from adversaries.inversion.surrogate_model import SurrogateModelExtension
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.randomness import generator
 from fedsim.federation.build import Experiment
-from fedsim.federation.config import Config, validate_tables
 from fedsim.inversion import Cosine, InversionProblem, SurrogateCurve, SurrogatePoint, UpdateModel, build_problem
 from fedsim.recording.wire_format import Update
 from fedsim.training.loop import local_update
 from fedsim.training.settings import LocalTraining
-from studies.messages import image_knowledge, invert_update, score_claim, weights_update
+from studies.messages import image_knowledge, invert_update, one_client_experiment, score_claim, weights_update
 from studies.running import Row
 from studies.writing import column_values, group_rows, markdown_table, select_rows
 
@@ -45,13 +44,7 @@ MODELS: dict[str, UpdateModel] = {"line": SurrogatePoint(step_size=0.01), "curve
 def experiment_of(network: str) -> Experiment:
     """Return an experiment with one client, of the network and its data set."""
     data, model = NETWORKS[network]
-    tables = {
-        "data": {"name": data},
-        "model": model,
-        "training": {"local_steps": 1},
-        "federation": {"engine": "serial", "clients": 1, "rounds": 1, "seed": SEED},
-    }
-    return Experiment(validate_tables(Config, tables, "study"))
+    return one_client_experiment({"name": data}, model, SEED)
 
 
 @cache

@@ -13,13 +13,19 @@ from adversaries.inversion.partial_matching import PartialMatching
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.randomness import generator
 from fedsim.federation.build import Experiment
-from fedsim.federation.config import Config, validate_tables
 from fedsim.interfaces.attack import Knowledge
 from fedsim.inversion.problem import InversionProblem, build_problem
 from fedsim.inversion.recipe import Recipe
 from fedsim.recording.wire_format import State, Update
 from studies.giml.study import with_interval
-from studies.messages import gradient_update, image_knowledge, invert_update, mean_gradient, score_claim
+from studies.messages import (
+    gradient_update,
+    image_knowledge,
+    invert_update,
+    mean_gradient,
+    one_client_experiment,
+    score_claim,
+)
 from studies.running import Row
 from studies.smoothness.study import weights_of
 from studies.writing import column_values, group_rows, markdown_table, select_rows
@@ -56,13 +62,7 @@ class PartialMatchingByBatch(PartialMatching):
 def experiment_of(network: str) -> Experiment:
     """Return an experiment with one client, of the network and its data set."""
     _, data, model, _ = NETWORKS[network]
-    tables = {
-        "data": {"name": data},
-        "model": model,
-        "training": {"local_steps": 1},
-        "federation": {"engine": "serial", "clients": 1, "rounds": 1, "seed": SEED},
-    }
-    return Experiment(validate_tables(Config, tables, "study"))
+    return one_client_experiment({"name": data}, model, SEED)
 
 
 @cache

@@ -18,12 +18,11 @@ from fedsim.audit.evaluation.statistics import confidence_interval
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.randomness import generator
 from fedsim.federation.build import Experiment
-from fedsim.federation.config import Config, validate_tables
 from fedsim.interfaces.attack import Attack, Progress, Target
 from fedsim.interfaces.knowledge import Records
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
-from studies.messages import gradient_update, image_knowledge, mean_gradient, score_claim
+from studies.messages import gradient_update, image_knowledge, mean_gradient, one_client_experiment, score_claim
 from studies.running import RUNS, Row
 from studies.writing import column_values, group_rows, markdown_table, select_rows
 
@@ -63,13 +62,7 @@ def attack_of(name: str, data: str, size: int) -> Attack:
 @cache
 def experiment_of(data: str) -> Experiment:
     """Return an experiment with one client, of the data set and its network."""
-    tables = {
-        "data": {"name": data},
-        "model": NETWORKS[data][1],
-        "training": {"local_steps": 1},
-        "federation": {"engine": "serial", "clients": 1, "rounds": 1, "seed": SEED},
-    }
-    return Experiment(validate_tables(Config, tables, "study"))
+    return one_client_experiment({"name": data}, NETWORKS[data][1], SEED)
 
 
 def images_of(data: str, size: int, client: int) -> tuple[Tensor, Tensor]:

@@ -17,11 +17,10 @@ from torch.nn.functional import cosine_similarity
 
 from fedsim.base.randomness import generator
 from fedsim.federation.build import Experiment
-from fedsim.federation.config import Config, validate_tables
 from fedsim.recording.wire_format import State
 from fedsim.training.loop import local_update
 from fedsim.training.settings import LocalTraining
-from studies.messages import mean_gradient
+from studies.messages import mean_gradient, one_client_experiment
 from studies.running import Row
 from studies.writing import column_values, group_rows, markdown_table, select_rows
 
@@ -40,13 +39,7 @@ SEED, TRAINED, VICTIMS = 1, 10000, 5
 @cache
 def experiment_of(model: str) -> Experiment:
     """Return an experiment with one client and CIFAR-10."""
-    tables = {
-        "data": {"name": "cifar10"},
-        "model": MODELS[model][1],
-        "training": {"local_steps": 1},
-        "federation": {"engine": "serial", "clients": 1, "rounds": 1, "seed": SEED},
-    }
-    return Experiment(validate_tables(Config, tables, "study"))
+    return one_client_experiment({"name": "cifar10"}, MODELS[model][1], SEED)
 
 
 @cache
