@@ -213,8 +213,12 @@ class CellStore:
 
 
 def is_prepared(entry: StoreEntry, config: Config, recording: Marker) -> bool:
-    """Tell whether a cell's run folder was prepared for this recording and is unchanged."""
+    """Tell whether a cell's run folder was prepared for this recording, with this key or none, and is unchanged."""
     try:
+        manifest = entry.folder.manifest.read_again()
+        if manifest is None:
+            return False
+        entry.folder.manifest.check_key(manifest)
         experiment = entry.folder.read_experiment(trust=True)
         if experiment is None or flat_settings(experiment) != flat_settings(config):
             return False

@@ -24,7 +24,7 @@ from fedsim.sweeps.board import SweepBoard
 from fedsim.sweeps.file import parse_sweep
 from fedsim.sweeps.plan import SweepPlan, plan_sweep
 from fedsim.sweeps.queue import SweepJob
-from fedsim.sweeps.store import CellStore, StoreEntry
+from fedsim.sweeps.store import CellStore, StoreEntry, is_prepared
 from fedsim.sweeps.table import read_cells, read_table
 
 SWEEP: dict[str, Any] = {
@@ -206,6 +206,20 @@ def test_with_a_key_only_cells_that_it_signed_are_taken(
     _rewrite(other.marker_path, (other.folder.path.parent.name, other.folder.path.name))
     assert len(plan_of(own).remaining_cells) == 2
     assert "it is not signed with this key" in caplog.text
+
+
+def test_a_cell_prepared_without_a_key_is_prepared_anew_with_one(
+    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the federation that is made again has the same bytes, down to its seconds."""
+    plan = plan_of(own)
+    recording = federation(plan, own).read_marker()
+    config = next(c.config for c in plan.cells if c.point.labels["attack"] == "sme")
+    assert recording is not None
+    assert is_prepared(cell(plan, own), config, recording)
+    (tmp_path / "key").write_text("a secret that is long enough")
+    monkeypatch.setenv("FEDSIM_KEY", str(tmp_path / "key"))
+    assert not is_prepared(cell(plan, own), config, recording)
 
 
 def test_a_damaged_federation_is_made_again_only_where_a_cell_needs_it(own: Path, expected: object) -> None:
