@@ -15,7 +15,7 @@ from torch import Tensor
 from fedsim.base.constraints import FiniteFloat, PositiveFloat, PositiveInt, PositiveShareBelowOne, ShareBelowOne
 from fedsim.base.errors import ConfigError, PluginError, did_you_mean
 from fedsim.base.papers import cite
-from fedsim.exposure.measure import Measure
+from fedsim.exposure.measure import Meaning, Measure
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Defense, Participation, Setting, overrides
 from fedsim.interfaces.defense_checks import name_of_defense
@@ -35,8 +35,8 @@ class Gate(Defense):
     """Measure exposure before sending; above a limit, send nothing, add noise, or drop examples.
 
     In each round the client measures the update that it would send without defenses. The gate
-    closes if the value is past the limit, in the direction that the measure declares as more
-    exposure. The action is then one of:
+    closes if the value is past the limit, in the direction that `larger_means` or else the measure
+    declares as more exposure. The action is then one of:
 
     - `withhold`: the client sends nothing.
     - `noise`: it adds Gaussian noise to the update of this round.
@@ -67,6 +67,8 @@ class Gate(Defense):
     Args:
         measure: the name of a measure, or a table of its `name` and settings.
         quantity: the value of the measure that counts; by default the first that it declares.
+        larger_means: whether a larger value says that `more` or `less` is exposed; by default as
+            the measure declares, which its source says and a study of your clients may contradict.
         above: close if the value is larger; for values that mean more exposure if larger.
         below: close if the value is smaller; for values that mean more exposure if smaller.
         quantile: close if the value is past this quantile of the client's past values, in (0, 1).
@@ -93,6 +95,7 @@ class Gate(Defense):
 
     measure: str | Mapping[str, Any] = field(hash=False)
     quantity: str = ""
+    larger_means: Meaning | None = None
     above: FiniteFloat | None = None
     below: FiniteFloat | None = None
     quantile: PositiveShareBelowOne | None = None
@@ -197,9 +200,14 @@ class Gate(Defense):
         return self.quantity or next(iter(self._built_measure.quantities))
 
     @property
+    def _meaning(self) -> Meaning:
+        """Return whether a larger value means more exposure or less."""
+        return self.larger_means or self._built_measure.quantities[self._quantity_name]
+
+    @property
     def _sign(self) -> int:
         """Return 1 if a larger value means more exposure, -1 if it means less."""
-        return 1 if self._built_measure.quantities[self._quantity_name] == "more" else -1
+        return 1 if self._meaning == "more" else -1
 
     def _complete_measure_table(self) -> dict[str, Any]:
         """Return the measure as a table with all of its settings, also defaults, to be recorded."""
@@ -250,10 +258,11 @@ class Gate(Defense):
             )
         wrong, right = ("below", "above") if self._sign > 0 else ("above", "below")
         if getattr(self, wrong) is not None:
-            quantity = self._quantity_name
+            says = f"a larger '{self._quantity_name}' of {measure} says that {self._meaning} is exposed"
+            other = "less" if self._meaning == "more" else "more"
             raise ConfigError(
-                f"{wrong}: a larger '{quantity}' of {measure} says that {quantities[quantity]} is exposed, so the "
-                f"gate would close where least is; use {right}"
+                f"{wrong}: {says}, so the gate would close where least is; use {right}, or, if your clients show "
+                f"the reverse, larger_means = '{other}'"
             )
         if self.access == "black-box" and not self._built_measure.black_box:
             raise ConfigError(

@@ -122,6 +122,9 @@ def test_a_choice_of_examples_is_taken_as_it_is(given: list[int]) -> None:
         ({"below": 1.0}, "below: a larger 'norm' of gradient-norm says that more is exposed, so the gate would close"),
         ({"measure": "lavp", "above": 1.0}, "above: a larger 'max' of lavp says that less is exposed"),
         ({"measure": "lavp", "below": 1.0, "access": "black-box"}, "access: lavp takes derivatives of the model"),
+        ({"measure": "lavp", "above": 1.0}, "use below, or, if your clients show the reverse, larger_means = 'more'"),
+        ({"above": 1.0, "larger_means": "less"}, "above: a larger 'norm' of gradient-norm says that less is exposed"),
+        ({"below": 1.0, "larger_means": "fewer"}, "larger_means"),
         ({"above": 1.0, "access": "grey-box"}, "access"),
         ({"above": 1.0, "action": "drop"}, "action"),
         ({"above": 1.0, "noise": 1.0}, "noise: belongs to action 'noise', got action 'withhold'; leave it out"),
@@ -241,6 +244,17 @@ def test_a_limit_lets_pass_what_is_at_it() -> None:
     gate = bright(below=-1.0, quantity="least")
     assert kept(gate, 1.0) == EVERYTHING
     assert kept(gate, 1.5) == []
+
+
+def test_a_gate_may_close_on_the_side_that_its_measure_calls_less_exposed() -> None:
+    memory: dict[str, Tensor] = {"values": torch.tensor([-3.0, -2.0, -1.0], dtype=torch.float64)}
+    gate = bright(below=1.0, larger_means="less")
+    assert kept(gate, 1.0) == EVERYTHING
+    assert kept(gate, 0.5) == []
+    assert kept(bright(quantile=0.5, larger_means="less"), 1.5, memory=dict(memory)) == []
+    assert kept(bright(quantile=0.5, larger_means="less"), 2.5, memory=dict(memory)) == EVERYTHING
+    dark_first = bright(fraction=0.4, larger_means="less", action="drop-examples")
+    assert kept(dark_first, 1.0, 3.0, 2.0, 2.5, 0.5) == [1, 2, 3]
 
 
 def test_what_is_undefined_is_not_exposed_and_not_remembered() -> None:
