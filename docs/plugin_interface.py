@@ -33,7 +33,7 @@ from fedsim.interfaces import (
 from fedsim.modalities import guesses
 from fedsim.plugins.factories import RETURN_TYPES
 from fedsim.recording import header, payloads, transcript, wire_format
-from fedsim.report import charts, reported_run, run_contents, verdicts
+from fedsim.report import charts, finding_views, recording_summary, reported_run, verdicts
 from fedsim.training import local_round
 
 PAGE = Path(__file__).parent / "reference" / "plugin-interface.md"
@@ -162,8 +162,8 @@ PARTS = {
         [
             panel.Panel,
             reported_run.ReportedRun,
-            run_contents.Recording,
-            run_contents.FindingView,
+            recording_summary.Recording,
+            finding_views.FindingView,
             verdicts.ScoreReading,
             charts.Curve,
             charts.ChartPoint,

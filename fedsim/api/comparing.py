@@ -14,6 +14,7 @@ from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import RunFolder, read_metrics
 from fedsim.federation.settings import flat_settings
 from fedsim.recording.transcript import find_run
+from fedsim.report.attack_traits import read_scores
 from fedsim.report.comparison_page import Pictures, RunColumn, write_comparison_page
 from fedsim.report.differences import (
     Difference,
@@ -22,7 +23,6 @@ from fedsim.report.differences import (
     unshared_attacks,
     why_not_same_clients,
 )
-from fedsim.report.run_contents import read_scores
 
 if TYPE_CHECKING:
     import pandas as pd  # at run time where a frame is made, as it takes a third of a second

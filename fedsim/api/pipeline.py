@@ -31,13 +31,13 @@ from fedsim.federation.run_folder import RunFolder, read_exposures, read_metrics
 from fedsim.federation.simulation import run_federation
 from fedsim.recording.header import NODE_FAILED
 from fedsim.report.adaptive import defense_remarks
+from fedsim.report.attack_traits import read_attack_traits, read_scores
 from fedsim.report.headline import describe_accuracy, headline
 from fedsim.report.learning import NoLearning
 from fedsim.report.next_steps import CERTAINTY, NextStep, describe_audited_run, suggest_after_audit
 from fedsim.report.page import write_report
 from fedsim.report.recovery import describe_recovery
 from fedsim.report.round_leakage import split_by_round
-from fedsim.report.run_contents import read_attack_traits, read_scores
 from fedsim.report.run_learning import examine_learning, find_reported_accuracy
 from fedsim.report.score_ceilings import compute_score_ceilings
 from fedsim.report.summary import number_of

@@ -43,9 +43,9 @@ from fedsim.recording.manifest import ManifestFile
 from fedsim.recording.messages import MESSAGES_FOLDER as MESSAGES
 from fedsim.recording.messages import RecordedExchange, read_messages
 from fedsim.recording.transcript import Transcript, find_run
+from fedsim.report.attack_traits import read_attack_traits, read_scores
 from fedsim.report.failed_attacks import describe_failed_attacks
 from fedsim.report.page import write_report
-from fedsim.report.run_contents import read_attack_traits, read_scores
 from fedsim.report.summary import number_of
 from fedsim.report.verdicts import ScoreReading, score_readings
 

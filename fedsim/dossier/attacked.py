@@ -24,9 +24,9 @@ from fedsim.dossier.contents import (
 from fedsim.dossier.openness import NO_LEAK_VERDICTS, UNJUDGED, explain_openness, list_open_reasons, name_result
 from fedsim.interfaces.metric import describe_metric
 from fedsim.report import verdicts
+from fedsim.report.attack_traits import attack_classes
 from fedsim.report.headline import says_more
 from fedsim.report.reported_run import ReportedRun
-from fedsim.report.run_contents import attack_classes
 from fedsim.report.summary import enumerate_words, number_of
 from fedsim.report.threats import list_granted_facts
 from fedsim.report.verdicts import ScoreReading

@@ -13,12 +13,12 @@ from fedsim.audit.evaluation.display import ClaimedWord, TextPair
 from fedsim.audit.evaluation.identification import IDENTIFIED
 from fedsim.interfaces.metric import describe_metric
 from fedsim.report import adaptive, image_scores
+from fedsim.report.finding_views import FindingView
 from fedsim.report.headline import reported_readings
 from fedsim.report.html import victim_and_round
 from fedsim.report.image_scores import ExtremeExample, FindingKey
 from fedsim.report.noise import explain_noise
 from fedsim.report.round_leakage import RoundLeakage
-from fedsim.report.run_contents import FindingView
 from fedsim.report.verdicts import BEYOND, LEAKS, NOT_JUDGED, UNDECIDED, ScoreReading
 
 _IMAGE_WIDTH = 84

@@ -26,11 +26,11 @@ from fedsim.federation.run_folder import read_metrics, read_refusals
 from fedsim.plugins import registry
 from fedsim.recording.manifest import MANIFEST_FILE, Manifest
 from fedsim.recording.sealed import read_header
+from fedsim.report.attack_traits import read_scores
 from fedsim.report.failed_attacks import describe_failed_attacks
 from fedsim.report.headline import headline, reported_readings
 from fedsim.report.index_entry import FAILED, FINISHED, RUNNING, UNFINISHED, IndexEntry
 from fedsim.report.recovery import describe_recovery
-from fedsim.report.run_contents import read_scores
 from fedsim.report.run_facts import local_training
 from fedsim.report.run_learning import examine_learning
 from fedsim.report.summary import enumerate_words

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedsim.report.summary import enumerate_words
 
 if TYPE_CHECKING:
-    from fedsim.report.run_contents import FindingView
+    from fedsim.report.finding_views import FindingView
 
 _EXPLAINED = 0.05
 """Largest L_sim, the cosine distance to the message, at which an attack explains it."""

@@ -11,7 +11,7 @@ from typing import Any
 from fedsim.audit.audit import Audit
 from fedsim.audit.evaluation.empirical_epsilon import EpsilonComparison, read_epsilons
 from fedsim.audit.evaluation.proved_ceilings import ProvedCeiling
-from fedsim.base.errors import FedsimError
+from fedsim.base.errors import FedsimError, TrustError
 from fedsim.federation.build import Experiment
 from fedsim.federation.config import AttackFile, Config
 from fedsim.federation.failed_attacks import read_failed_attacks
@@ -21,24 +21,15 @@ from fedsim.federation.run_folder import read_metrics, read_refusals
 from fedsim.recording.adversary_role import AdversaryRole
 from fedsim.recording.reported_accuracy import ReportedAccuracy
 from fedsim.report import adaptive, image_scores
+from fedsim.report.attack_traits import attack_classes, find_attack_traits, name_attacks, read_metadata, read_scores
 from fedsim.report.cards import choose_examples, examples_by_finding
 from fedsim.report.failed_attacks import describe_failed_attacks
+from fedsim.report.finding_views import FindingView, read_findings
 from fedsim.report.image_scores import ExampleScores, ExtremeExample
 from fedsim.report.learning import NoLearning
 from fedsim.report.observers import SERVER, list_attackers
 from fedsim.report.pictures import Gallery
-from fedsim.report.run_contents import (
-    FindingView,
-    Recording,
-    attack_classes,
-    find_attack_traits,
-    name_attacks,
-    read_audit,
-    read_findings,
-    read_metadata,
-    read_recording,
-    read_scores,
-)
+from fedsim.report.recording_summary import Recording, read_recording
 from fedsim.report.run_learning import examine_learning, find_reported_accuracy
 from fedsim.report.score_ceilings import compute_score_ceilings
 from fedsim.report.summary import enumerate_words
@@ -247,6 +238,35 @@ class ReportedRun:
             with suppress(FedsimError):  # what is granted is not known any more, as on a machine without the data
                 refused |= audit.refusal_reasons
         return [f"Not made: {reason}." for title, reason in refused.items() if title not in titles_of_findings]
+
+
+def read_audit(
+    folder: OpenRun, notes: list[str], failures: list[str] | None = None, *, trust: bool = False
+) -> Audit | None:
+    """Return the audit that the run's own experiment describes; None for a recording made elsewhere.
+
+    Args:
+        folder: the run folder.
+        notes: gets a sentence where the experiment cannot be used.
+        failures: gets the error itself.
+        trust: import code that the experiment names.
+
+    Raises:
+        TrustError: the experiment names code of its own, and is not trusted.
+    """
+    try:
+        config = folder.read_experiment(trust=trust)
+    except TrustError:
+        raise
+    except FedsimError as error:
+        notes.append(f"The experiment file is not used: {error}.")
+        if failures is not None:
+            failures.append(str(error))
+        return None
+    if config is None:
+        return None
+    experiment = folder.build_experiment(config)
+    return Audit(folder=folder, spec=config, experiment=experiment, base_folder=folder.path, trust=trust)
 
 
 def open_reported_run(

@@ -17,10 +17,11 @@ import tomli_w
 from fedsim.audit.audit import Audit
 from fedsim.base.errors import FedsimError
 from fedsim.federation.config import AttackFile, validate_tables
+from fedsim.report.finding_views import FindingView
+from fedsim.report.recording_summary import Recording
 from fedsim.report.reported_run import ReportedRun
 from fedsim.report.reproduction_files import attack_files, attack_table, file_title
 from fedsim.report.reproduction_needs import ReferencedFiles, metric_origins, plugin_origins
-from fedsim.report.run_contents import FindingView, Recording
 from fedsim.report.summary import join_titles
 
 _RERUN_FOLDER = "runs/again"

@@ -13,7 +13,7 @@ from fedsim.base.errors import FedsimError
 from fedsim.federation.config import AttackFile
 from fedsim.interfaces.attack import Attack
 from fedsim.plugins import registry
-from fedsim.report.run_contents import FindingView
+from fedsim.report.finding_views import FindingView
 
 _Rounds = tuple[int, ...]
 _Scope = tuple[_Rounds, tuple[int, ...], int]

@@ -29,8 +29,8 @@ from fedsim.privacy.ledger import (
 )
 from fedsim.report.free_settings import free_settings
 from fedsim.report.html import group_digits
+from fedsim.report.recording_summary import Recording
 from fedsim.report.reported_run import ReportedRun
-from fedsim.report.run_contents import Recording
 from fedsim.report.summary import number_of
 
 _MAX_NAMED_CLIENTS = 6

@@ -19,7 +19,7 @@ from fedsim.audit.evaluation.proved_ceilings import (
 from fedsim.federation.run_folder import RunFolder, read_ledger
 from fedsim.privacy.ceilings import TradeOff
 from fedsim.recording.adversary_role import AdversaryRole
-from fedsim.report.run_contents import read_metadata
+from fedsim.report.attack_traits import read_metadata
 
 Curves = dict[tuple[tuple[int, ...], int, str], TradeOff | str]
 """Trade-off curve by clients, last round and attacker, or why there is none."""

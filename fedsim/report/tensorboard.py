@@ -20,8 +20,8 @@ from fedsim.audit.variants import name_variants
 from fedsim.base.errors import ConfigError, RunError
 from fedsim.federation.config import AttackFile
 from fedsim.federation.run_folder import RunFolder, read_exposures, read_metrics
+from fedsim.report.attack_traits import read_scores
 from fedsim.report.curves import epsilon_columns
-from fedsim.report.run_contents import read_scores
 
 Point = tuple[str, str, int, float]
 """Name of a curve, its tag, a round, and a value."""

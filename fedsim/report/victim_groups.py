@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedsim.report.run_contents import FindingView
+from fedsim.report.finding_views import FindingView
 
 MAX_SHOWN_GROUPS = 12
 """Most groups whose texts or records a page shows."""

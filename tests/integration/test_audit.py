@@ -39,7 +39,7 @@ from fedsim.interfaces.knowledge import FACTS
 from fedsim.inversion import batched_call, inversion_task, matching
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
-from fedsim.report import run_contents
+from fedsim.report import finding_views
 from fedsim.report.page import write_report
 from fedsim.report.summary import summarise
 from tests.support.experiments import IMAGE_METRICS, make_tiny_config, run_serial
@@ -851,7 +851,7 @@ def test_what_breaks_the_scoring_or_the_drawing_of_one_finding_leaves_the_others
         return broken
 
     monkeypatch.setattr("fedsim.audit.evaluation.examples.score_examples", breaking(examples.score_examples))
-    monkeypatch.setattr("fedsim.report.run_contents._view_finding", breaking(run_contents._view_finding))
+    monkeypatch.setattr("fedsim.report.finding_views._view_finding", breaking(finding_views._view_finding))
     failures: list[str] = []
     assert {row["attack"] for row in audit.score(failures)} == {"ig"}
     assert {row["attack"] for row in read_rows(OpenRun(run).scores)} == {"ig"}

@@ -34,7 +34,7 @@ from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import Update
 from fedsim.report.geometry import geometries_of_updates as geometry_of
 from fedsim.report.page import write_report
-from fedsim.report.run_contents import read_recording
+from fedsim.report.recording_summary import read_recording
 from fedsim.report.run_facts import recorded_facts
 from fedsim.training.cohort import TOLERANCE
 from fedsim.training.loop import local_update

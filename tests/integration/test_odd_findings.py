@@ -19,7 +19,8 @@ from fedsim.audit.audit import Audit, open_audit
 from fedsim.audit.finding_files import load_claim, save_finding, tensors_to_save
 from fedsim.base.errors import TranscriptError
 from fedsim.interfaces.findings import Finding, Inference, LocalModel, Reconstruction, Representatives, Texts
-from fedsim.report.run_contents import find_attack_traits, name_attacks, read_findings, read_metadata, read_scores
+from fedsim.report.attack_traits import find_attack_traits, name_attacks, read_metadata, read_scores
+from fedsim.report.finding_views import read_findings
 from tests.support.experiments import make_tiny_config, run_serial
 
 CURVE = {"objective": torch.tensor([2.0, 1.0])}

@@ -22,7 +22,7 @@ from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config, validate_tables
 from fedsim.federation.open_run import OpenRun
 from fedsim.interfaces.findings import Reconstruction
-from fedsim.report.run_contents import read_audit
+from fedsim.report.reported_run import read_audit
 from tests.support.commands import Call, call_fedsim
 from tests.support.experiments import make_tiny_config, run_serial
 from tests.support.forks import ForkedCommand

@@ -8,9 +8,9 @@ from typing import Any
 from markupsafe import Markup
 
 from fedsim.interfaces.panel import Panel
+from fedsim.report.finding_views import FindingView
 from fedsim.report.html import render_fragment
 from fedsim.report.reported_run import ReportedRun
-from fedsim.report.run_contents import FindingView
 
 
 class AttacksPanel(Panel):

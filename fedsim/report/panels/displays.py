@@ -12,9 +12,9 @@ from torch import Tensor
 from fedsim.audit.evaluation.display import DisplayMatrix, DisplayTable
 from fedsim.interfaces.panel import Panel
 from fedsim.report.charts import HeatMapCell, draw_heat_map
+from fedsim.report.finding_views import FindingView
 from fedsim.report.html import render_fragment
 from fedsim.report.reported_run import ReportedRun
-from fedsim.report.run_contents import FindingView
 from fedsim.report.victim_groups import MAX_SHOWN_GROUPS
 
 _MAX_ROWS = 50

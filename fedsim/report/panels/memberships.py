@@ -14,9 +14,9 @@ from fedsim.interfaces.panel import Panel
 from fedsim.report import charts
 from fedsim.report.charts import QUIET, Curve, Look
 from fedsim.report.curves import Numbers, overlay_curves
+from fedsim.report.finding_views import FindingView
 from fedsim.report.html import render_fragment
 from fedsim.report.reported_run import ReportedRun
-from fedsim.report.run_contents import FindingView
 from fedsim.report.score_ceilings import find_highest_rates
 
 CHANCE = "chance"

@@ -9,10 +9,11 @@ from markupsafe import Markup
 from fedsim.interfaces.metric import describe_metric, sort_metrics
 from fedsim.interfaces.panel import Panel
 from fedsim.report import adaptive
+from fedsim.report.finding_views import FindingView
 from fedsim.report.headline import most_victims
 from fedsim.report.html import render_fragment
+from fedsim.report.recording_summary import Recording
 from fedsim.report.reported_run import ReportedRun
-from fedsim.report.run_contents import FindingView, Recording
 from fedsim.report.verdicts import MIN_VICTIMS, ScoreReading
 
 

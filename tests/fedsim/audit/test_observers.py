@@ -17,8 +17,8 @@ from fedsim.base.errors import ConfigError, KnowledgeError
 from fedsim.federation.config import AdversaryTable, validate_tables
 from fedsim.federation.open_run import OpenRun
 from fedsim.recording.message_format import MessageFormat
+from fedsim.report.attack_traits import read_metadata
 from fedsim.report.page import write_report
-from fedsim.report.run_contents import read_metadata
 from tests.support.experiments import make_attack_file, make_tiny_config, run_serial
 
 TINY = {"partition": {"samples_per_client": 4}, "training": {"batch_size": 4}}

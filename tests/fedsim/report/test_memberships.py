@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from fedsim.audit.evaluation.display import RocCurve
+from fedsim.report.finding_views import FindingView
 from fedsim.report.panels.memberships import draw_roc_chart
-from fedsim.report.run_contents import FindingView
 
 
 def make_view(attack: str, true: list[float]) -> FindingView:

@@ -19,8 +19,8 @@ from fedsim.data import Dataset
 from fedsim.interfaces.attack import Attack, Paper, Progress, Target
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.report import cards
+from fedsim.report.finding_views import FindingView
 from fedsim.report.noise import explain_noise, relative_roughness, usual_roughness
-from fedsim.report.run_contents import FindingView
 from fedsim.report.verdicts import LEAKS, UNDECIDED
 from tests.support.experiments import TINY
 from tests.support.tensors import draw_uniform

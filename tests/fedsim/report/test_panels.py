@@ -20,8 +20,8 @@ from fedsim.interfaces.panel import Panel
 from fedsim.plugins import registry
 from fedsim.report.page import write_report
 from fedsim.report.panels.scores import ScoresPanel
+from fedsim.report.recording_summary import Recording
 from fedsim.report.reported_run import ReportedRun, open_reported_run
-from fedsim.report.run_contents import Recording
 from fedsim.report.verdicts import score_readings
 from tests.support.packages import write_package
 from tests.support.silent_messages import row_of

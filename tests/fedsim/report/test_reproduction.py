@@ -27,11 +27,11 @@ from fedsim.federation.open_run import OpenRun
 from fedsim.plugins import registry
 from fedsim.recording.transcript import Transcript
 from fedsim.report.citations import FLOWER, bibtex
+from fedsim.report.finding_views import FindingView
 from fedsim.report.reported_run import open_reported_run
 from fedsim.report.reproduction import reproduction_of
 from fedsim.report.reproduction_files import attack_files, attack_table
 from fedsim.report.reproduction_needs import strip_folders
-from fedsim.report.run_contents import FindingView
 
 TABLES: dict[str, Any] = {
     "data": {"name": "digits"},

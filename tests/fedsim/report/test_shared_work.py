@@ -17,8 +17,8 @@ from fedsim.base import metrics
 from fedsim.base.errors import RunError
 from fedsim.federation.run_folder import read_rows
 from fedsim.interfaces.findings import Reconstruction
+from fedsim.report.finding_views import _Viewer
 from fedsim.report.pictures import Gallery
-from fedsim.report.run_contents import _Viewer
 
 ABOUT = {"attack": "sme", "variant": "a", "round": "1", "victim": "0", "repeat": "0"}
 

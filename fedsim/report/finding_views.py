@@ -1,13 +1,12 @@
-"""What the report needs of a run folder: the recording, the findings, and the truth they are compared with."""
+"""Findings as the page shows them: what each claims, beside the truth and the best guess."""
 
 from __future__ import annotations
 
 import logging
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -24,27 +23,23 @@ from fedsim.audit.evaluation.measurement_cache import MeasurementCache
 from fedsim.audit.evaluation.reconstructions import ReconstructionEvaluator
 from fedsim.audit.evaluation.scoring import claimed_data
 from fedsim.audit.evaluation.truth import Truth
-from fedsim.audit.finding_files import load_claim, read_facts
-from fedsim.audit.scores import SCORE_COLUMNS
-from fedsim.audit.variants import variant_columns, variant_names
-from fedsim.base.errors import FedsimError, RunError, TrustError, error_reason, one_line
+from fedsim.audit.finding_files import load_claim
+from fedsim.base.errors import FedsimError, RunError, error_reason, one_line
 from fedsim.base.files import write_bytes
 from fedsim.base.progress import track
 from fedsim.data import Dataset
-from fedsim.federation.open_run import OpenRun
-from fedsim.federation.run_folder import RunFolder, read_rows
+from fedsim.federation.run_folder import RunFolder
 from fedsim.interfaces.findings import Finding, Reconstruction, Texts
 from fedsim.interfaces.metric import describe_metric, sort_metrics
 from fedsim.interfaces.modality import PublicExamples
-from fedsim.plugins import registry
-from fedsim.recording.header import Header, hash_state
+from fedsim.recording.header import hash_state
 from fedsim.report import figures, image_scores
+from fedsim.report.attack_traits import attack_key, find_main_metric
 from fedsim.report.curves import Curves
 from fedsim.report.image_scores import FindingKey
 from fedsim.report.noise import relative_roughness, usual_roughness
 from fedsim.report.pictures import Gallery, encode_png, images_as_bytes
 from fedsim.report.records import ShownRecords, shown_records
-from fedsim.report.verdicts import AttackTraits
 
 log = logging.getLogger(__name__)
 
@@ -57,8 +52,6 @@ _OPTIONAL_KEYS = ("knowledge", "app")
 """What else it needs of that, which findings of an earlier fedsim lack."""
 _SHARED_GUESSES = 16
 """How many sets of images of guesses are kept for the next findings; those about one victim come together."""
-_VERIFIED_BYTES = 10**9
-"""A larger recording is not read whole for a report."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,97 +97,6 @@ class FindingView:
     roughness: float = math.nan
 
 
-@dataclass(kw_only=True)
-class Recording:
-    """Summary of a transcript.
-
-    Attributes:
-        size: bytes of its files.
-        round_bytes: bytes of the arrays in each readable round: of updates, or of sums over groups.
-        left_out: number of updates by recipe, of which the files hold the hash alone.
-        headers: of the readable rounds.
-        damaged: by damaged round, the reason.
-        hash: SHA-256 of the readable rounds; empty where they are too large to be verified.
-        num_values: how many numbers one state has.
-    """
-
-    size: int = 0
-    round_bytes: list[int] = field(default_factory=list)
-    left_out: int = 0
-    headers: list[Header] = field(default_factory=list)
-    damaged: dict[int, str] = field(default_factory=dict)
-    hash: str = ""
-    num_values: int = 0
-
-    @property
-    def holds_sums(self) -> bool:
-        """True where it holds sums over groups, and no update of a single client."""
-        return any(reply.members for header in self.headers for reply in header.replies)
-
-
-def read_audit(
-    folder: OpenRun, notes: list[str], failures: list[str] | None = None, *, trust: bool = False
-) -> Audit | None:
-    """Return the audit that the run's own experiment describes; None for a recording made elsewhere.
-
-    Args:
-        folder: the run folder.
-        notes: gets a sentence where the experiment cannot be used.
-        failures: gets the error itself.
-        trust: import code that the experiment names.
-
-    Raises:
-        TrustError: the experiment names code of its own, and is not trusted.
-    """
-    try:
-        config = folder.read_experiment(trust=trust)
-    except TrustError:
-        raise
-    except FedsimError as error:
-        notes.append(f"The experiment file is not used: {error}.")
-        if failures is not None:
-            failures.append(str(error))
-        return None
-    if config is None:
-        return None
-    experiment = folder.build_experiment(config)
-    return Audit(folder=folder, spec=config, experiment=experiment, base_folder=folder.path, trust=trust)
-
-
-def read_recording(folder: OpenRun, notes: list[str]) -> Recording:
-    """Read the headers of a transcript, and verify its tensors unless it is larger than 1 GB.
-
-    Args:
-        notes: gets a sentence where nothing is recorded.
-    """
-    recording = Recording()
-    try:
-        transcript = folder.recording
-    except FedsimError as error:
-        notes.append(f"Nothing is recorded: {error}.")
-        return recording
-    recording.size = sum(file.stat().st_size for file in transcript.folder.glob("round-*.safetensors"))
-    verify = recording.size <= _VERIFIED_BYTES
-    # Read each round by itself, so that damage of one does not hide the others.
-    for number in transcript.rounds:
-        try:
-            if verify:
-                transcript.verify(number)
-            recording.round_bytes.append(sum(transcript.upload_sizes(number).values()))
-            recording.left_out += transcript.count_left_out(number)
-            recording.headers.append(transcript.header(number))
-        except FedsimError as error:
-            recording.damaged[number] = str(error)
-    if verify and recording.headers:
-        recording.hash = transcript.hash_headers(header.round for header in recording.headers)
-        for header in recording.headers:
-            if header.replies:
-                broadcast = transcript.broadcast(header.round, header.replies[0].client, header.replies[0].message)
-                recording.num_values = sum(tensor.numel() for tensor in broadcast.values())
-                break
-    return recording
-
-
 def read_findings(
     folder: RunFolder,
     audit: Audit | None,
@@ -229,7 +131,7 @@ def read_findings(
         scores=scores or {},
         card_examples=card_examples or {},
     )
-    main_metric = cache(partial(_main_metric, audit=audit, trust=trust))
+    main_metric = cache(partial(find_main_metric, audit=audit, trust=trust))
     paths = sorted(folder.findings.glob("*/*.safetensors"), key=_sort_key)
     for path in track(paths, "drawing", len(paths)):
         name = path.name
@@ -349,11 +251,6 @@ class _Viewer:
         return truth
 
 
-def _main_metric(plugin: str, *, audit: Audit | None, trust: bool) -> str:
-    """Return the main metric of an attack; empty where it names none, or nobody knows it."""
-    return str(getattr(_attack_class(plugin, audit, trust), "main_metric", ""))
-
-
 def _curves(finding: Finding) -> dict[str, Any]:
     """Return the curves of a finding as `(iteration, value)`.
 
@@ -381,7 +278,7 @@ def _view_finding(finding: Finding, about: Mapping[str, Any], png: Path, viewer:
     evaluator, key = evaluator_of(finding), image_scores.finding_key(about)
     truth = viewer.truth(evaluator, finding, about)
     display = evaluator.show(finding, truth, tokens, metric)
-    metadata = _page_metadata(about) | {"attack": viewer.titles[_attack_key(about)]}
+    metadata = _page_metadata(about) | {"attack": viewer.titles[attack_key(about)]}
     card_images, card_examples = {}, viewer.card_examples.get(key, ())
     roughness = math.nan
     # Images go into a PNG of the run folder, the gallery and the cards.
@@ -446,97 +343,3 @@ def _card_texts(display: Display, examples: Iterable[int], dataset: Dataset | No
         rows = shown_records(display.rows, dataset, row_numbers)
         return {number: rows.as_text(position) for position, number in enumerate(row_numbers)}
     return {example: display.texts[example] for example in examples if example < len(display.texts)}
-
-
-def attack_classes(
-    audit: Audit | None, findings: Sequence[Mapping[str, Any]], *, trust: bool = False
-) -> dict[str, Any]:
-    """Return by title the class of each attack, None where nobody knows it; the order fixes the colours.
-
-    Args:
-        audit: who attacked; None where nobody knows.
-        findings: what each finding says of itself, as the page needs it.
-        trust: import code that a finding names.
-    """
-    titles_of_findings = {finding["title"] for finding in findings}
-    planned = audit.spec.attack if audit else []
-    names = {table.title: table.name for table in planned if table.title not in titles_of_findings}
-    names |= {str(finding["attack"]): str(finding["plugin"]) for finding in findings}
-    return {title: _attack_class(name, audit, trust) for title, name in names.items()}
-
-
-def read_scores(folder: RunFolder) -> list[dict[str, str]]:
-    """Read the rows of `scores.csv`.
-
-    Raises:
-        RunError: the table is not one that an audit writes.
-    """
-    return read_rows(folder.scores, SCORE_COLUMNS, ("value", "floor", "nearest_public", "ceiling", "examples"))
-
-
-def name_attacks(
-    score_rows: Iterable[Mapping[str, str]], findings: Iterable[Mapping[str, Any]]
-) -> dict[tuple[str, str], str]:
-    """Return by title and variant the name of each attack that is scored or has a finding.
-
-    Tables, pictures and curves share these names: a finding may be drawn and not be scored, or its score outlive it.
-
-    Args:
-        score_rows: see `read_scores`.
-        findings: see `read_metadata`.
-    """
-    return variant_names([*score_rows, *({**about, **variant_columns(about)} for about in findings)])
-
-
-def find_attack_traits(
-    names: Mapping[tuple[str, str], str],
-    findings: Iterable[Mapping[str, Any]],
-    audit: Audit | None,
-    *,
-    trust: bool = False,
-) -> dict[tuple[str, str], AttackTraits]:
-    """Return by title and variant of each attack what has to be known about it to read its scores.
-
-    Args:
-        names: see `name_attacks`.
-        findings: see `read_metadata`.
-    """
-    main_metric = cache(partial(_main_metric, audit=audit, trust=trust))
-    traits = {key: AttackTraits(name=name) for key, name in names.items()}
-    for about in findings:
-        key, source = _attack_key(about), str(about["settings"].get("source", ""))
-        traits[key] = replace(traits[key], main_metric=main_metric(str(about["plugin"])), source=source)
-    return traits
-
-
-def read_attack_traits(
-    folder: RunFolder, score_rows: Iterable[Mapping[str, str]], *, trust: bool = False, audit: Audit | None = None
-) -> dict[tuple[str, str], AttackTraits]:
-    """Return `find_attack_traits` of a run folder, whose scores were read."""
-    findings = list(read_metadata(folder))
-    return find_attack_traits(name_attacks(score_rows, findings), findings, audit, trust=trust)
-
-
-def read_metadata(folder: RunFolder) -> Iterator[dict[str, Any]]:
-    """Yield what each readable finding says of itself."""
-    for path in sorted(folder.findings.rglob("*.safetensors")):
-        with suppress(FedsimError):  # it is not scored either
-            about = read_facts(path)
-            yield about
-
-
-def _attack_key(about: Mapping[str, Any]) -> tuple[str, str]:
-    return about["attack"], about["variant"]
-
-
-def _attack_class(name: str, audit: Audit | None, trust: bool) -> Any:
-    """Return the class of an attack; None where nobody knows it, or a finding names code that nobody trusts."""
-    trusted = trust or (audit is not None and (audit.trust or name in [table.name for table in audit.spec.attack]))
-    if ":" in name and not trusted:
-        log.warning("the attack '%s' is code that a finding names, and is not run unasked; pass --trust", name)
-        return None
-    try:
-        return registry.load("attacks", name)
-    except FedsimError as error:
-        log.warning("%s", error)
-        return None
