@@ -56,6 +56,7 @@ def as_mod(defense: Defense, rng: torch.Generator | None = None) -> Mod:
         PluginError: it is no defense, does nothing, acts inside local training, needs randomness
             that all clients share, or has settings that follow from a client's data and rounds.
     """
+    # Refuse what needs local training, the other clients or the client's data, none of which a mod has.
     check_defense(defense)
     for hook in TRAINING_HOOKS:
         if overrides(defense, hook):
@@ -82,6 +83,7 @@ def as_mod(defense: Defense, rng: torch.Generator | None = None) -> Mod:
         broadcast = next(iter(message.content.array_records.values()), None)
         before = {} if broadcast is None else read_state(broadcast)
         with restore_on_failure(context.state):
+            # Let the app train, and pass on what is no answer to a request to train.
             memory_record = context.state.get(key)
             reply = call_next(message, context)
             if reply.has_error() or message.metadata.message_type.split(".")[0] != "train":
@@ -95,6 +97,7 @@ def as_mod(defense: Defense, rng: torch.Generator | None = None) -> Mod:
                 )
             if context.state.get(key) is not memory_record:
                 raise RunError(f"{key}: two mods of this class would share one memory; derive a class for each")
+            # Defend what is sent, and keep what the defense remembers.
             for name, record in reply.content.array_records.items():
                 sent = Payload.from_arrays(read_state(record), before)
                 memories = ClientMemories(context.state)

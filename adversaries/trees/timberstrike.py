@@ -165,6 +165,7 @@ def _state_problem(messages: Sequence[TreeMessage], settings: BoostingSettings) 
     first = messages[0]
     num_records = first.num_examples
     counts, sampled_share = list[LeafCounts](), 1.0
+    # The very first tree starts from one value for all records, so that its covers count them.
     if not first.has_earlier_trees:
         counts = count_leaves(first.trees[0], first.model, settings, first.where)
         num_counted = sum(count.records for count in counts)
@@ -182,6 +183,7 @@ def _state_problem(messages: Sequence[TreeMessage], settings: BoostingSettings) 
             )
     if not num_records:
         raise AttackError(f"{first.where}: it reports no N, and its first tree does not count; set [app] num_examples")
+    # Later trees have sums of gradients alone, at what the trees before them predict.
     sums: list[TreeSums] = []
     for message in messages:
         start = message.starting_model

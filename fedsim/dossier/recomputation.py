@@ -179,6 +179,7 @@ def compose_epsilons_again(run: ReportedRun) -> list[VerifiedValue]:
             composed = {_read_key(row, _LEDGER_KEY): row for row in make_app_ledger(run.recording.headers, defenses)}
         except FedsimError as error:
             reason = strip_folders(str(error))
+    # Compare row by row; one without a counterpart says why.
     values = []
     for row in rows:
         where = f"{row['defense']}, client {row['client']}, round {row['round']}, epsilon"

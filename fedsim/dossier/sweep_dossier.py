@@ -57,6 +57,7 @@ def collect_sweep_dossier(path: Path, options: DossierOptions) -> Dossier:
     missing = _list_missing_cells(cells.rows, (*table.axes, "attack", "seed"))
     unscored = _list_unscored_settings(rows_by_name, answer.metric)
     missing += unscored
+    # Defended settings decide the verdict, where there are any.
     judged = [result for result in results if result.is_defended] or results
     verdict = conclude(judged, is_complete=not missing) if not facts.problems else NOTHING_KNOWN
     aims = list_aims(facts.findings)
@@ -64,6 +65,7 @@ def collect_sweep_dossier(path: Path, options: DossierOptions) -> Dossier:
     proofs = list(itertools.chain.from_iterable(facts.proofs.values()))
     no_proof = " ".join(f"{name}: {why}" for name, why in facts.no_proofs.items() if why)
     cautions, notes = list_pitfalls(lambda: EvaluationDesign.of_sweep(read_sweep(path / FILE), trust=options.trust))
+    # What cannot be relied on comes first, then what leaked, what failed, and what is proved.
     sentences = [
         *(["Not all cells are as they were written, so nothing below can be relied on."] if facts.problems else []),
         answer.lead or "Nothing was scored, so nothing can be said of what the messages leak.",

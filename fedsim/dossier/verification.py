@@ -133,6 +133,7 @@ def verify_dossier_file(
     run = folder / stated.evidence.folder if run is None else run
     if not run.is_dir():
         raise ConfigError(f"{run}: the {stated.kind} of {folder / JSON_FILE} is not there; name it with --run FOLDER")
+    # Make the dossier again from the run, with the thresholds that the stated one names.
     options = DossierOptions(folder=folder, written=stated.written, review_by=stated.review_by, trust=trust)
     collect = collect_run_dossier if stated.kind == "run" else collect_sweep_dossier
     found = collect(run, options)
@@ -141,6 +142,7 @@ def verify_dossier_file(
     is_signed = len(sealed.seal) > 1
     remarks = _remark_on_dossier(stated, found, is_signed=is_signed)
     files = compare_written_files(sealed, folder)
+    # Scores of a sweep are taken from its cells, those of a run are computed again.
     if stated.kind == "sweep":
         if open_audits is not None:
             raise ConfigError("--attack: the cells of a sweep have the attacks of its own file; leave it out")

@@ -18,6 +18,7 @@ def log_canary_power(experiment: Experiment) -> None:
     table, central = experiment.config.canaries, experiment.central_privacy
     if table is None:
         return
+    # Noise of the server protects all clients alike.
     if central is not None:
         rounds = experiment.config.federation.rounds
         asked_rounds = rounds if central.cycle is None else math.ceil(rounds / central.cycle)
@@ -27,6 +28,7 @@ def log_canary_power(experiment: Experiment) -> None:
             sentence += "; they show less here, since noise and draws are accounted for as if each were seen by itself"
         _log_power(central.name, sentence, finds)
         return
+    # Otherwise each client has its own defenses, and the bounds share the confidence.
     labels = unique_labels([defense.name for defense in experiment.config.defense])
     clients = experiment.config.canary_clients
     audited = sum(bool(audited_hook(defense)) for defense in experiment.client_defenses(clients[0]))

@@ -114,6 +114,7 @@ def read_app(folder: Path, *, trust: bool = False) -> FlowerApp:
     app = _find_table(tables, "tool", "flwr", "app")
     if app is None:
         raise ConfigError(f"{file}: has no table [tool.flwr.app], so it is of no Flower app; name the folder of one")
+    # Both sides of the app have to be named.
     named = app.get("components")
     components: dict[str, str] = {}
     for name in _COMPONENTS:
@@ -130,6 +131,7 @@ def read_app(folder: Path, *, trust: bool = False) -> FlowerApp:
             "of the folder"
         )
     allow_code(components)
+    # Settings of the app are flat, as Flower hands them to it.
     config = app.get("config", {})
     if not isinstance(config, Mapping):
         raise ConfigError(f"{file}: tool.flwr.app.config: expected a table of settings")

@@ -84,6 +84,7 @@ def compare_with_manifest(run: OpenRun) -> Verdict:
         *_compare_settings(run, manifest),
         *_compare_files(run, manifest, unlisted),
     ]
+    # A signature vouches for the run under the name that it was begun with.
     if secret and not manifest.signed:
         differences.append(f"{MANIFEST_FILE} bears no signature")
     elif secret and manifest.name and manifest.name != (folder_name := run_name(run.path)):
@@ -94,6 +95,7 @@ def compare_with_manifest(run: OpenRun) -> Verdict:
         )
     if differences and (writer := lock.describe_lock_holder(run.path)):
         differences.append(f"{writer} is writing to it, so look again when that has ended")
+    # Say how far the manifest itself can be relied on.
     if secret:
         remark = "signed with this key"
     elif manifest.signed:

@@ -68,6 +68,7 @@ def check_groups(table: SecureAggregationTable, strategy: Any, settings: Mapping
             "strategy.weighted_by_key: under secure aggregation clients are weighted by "
             f"'num-examples', got {settings['weighted_by_key']!r}; leave it out"
         )
+    # Groups need enough members, and room for their sums.
     count = sample_size(settings, clients)
     sizes = group_sizes(table.groups, count)
     if not sizes or sizes[-1] < 2:

@@ -310,6 +310,7 @@ def build_problem(
     assert knowledge.loss is not None
     model = knowledge.model().to(knowledge.device).eval()
     private_parts = knowledge.private_parts or {}
+    # Compare the message with the model.
     states = named_states(update, model, where, body_alone=body_alone or bool(private_parts))
     shapes, buffer_names, before, after, gradient, delta = states
     _check_buffers(model, buffer_names, before, use_batch_statistics)
@@ -317,6 +318,7 @@ def build_problem(
     normalise_by_instance(model, before, after)
     check_evaluation_mode(model, knowledge, where)
     device = knowledge.device
+    # Separate what is trained from what never moves.
     frozen = _frozen_names(model, before, after, gradient)
     trained = [name for name in shapes if name not in frozen]
     unmoved_names = [name for name in (*buffer_names, *frozen) if name in before]

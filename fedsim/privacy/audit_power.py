@@ -68,6 +68,7 @@ def describe_canaries(
             f"{canaries} canaries show an epsilon of at most {most:.3g} of {proved:.4g}, whatever the program does"
         )
         return sentence, most > proved
+    # How much less noise would be noticed.
     tests = choose_curve_tests(mechanisms, canaries, delta, confidence)
 
     def is_refuted(noise_share: float) -> bool:

@@ -206,6 +206,7 @@ def _compare_scale(
         return ProbeResult(question=question, unknown="what it draws depends on the data, so distances cannot be told")
     if sensitivity == 0:
         return ProbeResult(question=question, unknown="no input that was tried changes what it sends")
+    # The variance of each layer is tested against the declared one; all tests together raise few false alarms.
     per_scale = 2.0 if mechanism.noise == "laplace" else 1.0
     required = per_scale * (scale * sensitivity) ** 2
     limit = normal_limit(FALSE_ALARMS / (len(variances) * len(LAYERS)))

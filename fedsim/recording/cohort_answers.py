@@ -81,6 +81,7 @@ def read_answers(transcript: Transcript) -> dict[str, list[CohortAnswer]]:
             if len(cohort.members) > 1:
                 weighted.setdefault(bool(update.num_examples), f"round {number}, client {reply.client}")
             tensors: Mapping[str, Tensor] = update.gradient or update.after
+            # Answers are arrays and the numbers beside them.
             numbers = {name: np.asarray(t.double().numpy()) for name, t in tensors.items() if _is_number_tensor(t)}
             numbers |= {f"{METRIC_PREFIX}{name}": np.asarray(float(value)) for name, value in update.metrics.items()}
             for name, mean in numbers.items():

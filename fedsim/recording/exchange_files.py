@@ -168,6 +168,7 @@ def _sort_files(number: int, folder: Path) -> _RoundFiles:
         if client in states:
             raise ConfigError(f"{path}: says the same as {states[client].name}; remove one of them")
         states[client] = path
+    # Each reply needs a broadcast, and nothing else may name a client without a reply.
     if not files.replies:
         raise ConfigError(f"{folder}: holds no reply, a file client-CLIENT.npz; remove it, or add what clients sent")
     for client in files.replies:

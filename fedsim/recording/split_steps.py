@@ -75,6 +75,7 @@ def read_split_steps(updates: Iterable[Update]) -> list[SplitStep]:
     steps, last_gradient, names_gradients = list[SplitStep](), None, False
     for update in updates:
         where = f"round {update.round}, client {update.client}"
+        # A gradient that came with this request belongs to an earlier answer.
         gradient = _find_matrix(update.before, f"{where}: what it was sent")
         is_old = gradient is not None and last_gradient is not None and torch.equal(gradient, last_gradient)
         if gradient is not None and not is_old and steps:
@@ -89,6 +90,7 @@ def read_split_steps(updates: Iterable[Update]) -> list[SplitStep]:
             if index is not None:
                 steps[index] = _add_gradient(steps[index], gradient, where)
         last_gradient = gradient
+        # The answer itself begins a step.
         embeddings = _find_matrix(update.after, f"{where}: its answer")
         if embeddings is None:
             raise TranscriptError(

@@ -161,6 +161,7 @@ class Gallery:
         self.count += 1
         columns = num_shown_images(sheet.claimed)
         true = None if sheet.true is None else images_as_bytes(sheet.true[:columns])
+        # Once the page is full, only victims that it has already get further rows.
         key = _key(about, true)
         if key not in self.grids and (self.full or self.room <= 0):
             self.full = True

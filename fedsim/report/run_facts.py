@@ -64,6 +64,7 @@ def run_facts(run: ReportedRun) -> dict[str, str]:
         "Privacy of whole clients": _federation_privacy(run, experiment),
         "Seed, engine": f"{federation.seed}, {federation.engine_table.name}",
     }
+    # What follows is known only where the data set is there.
     try:
         data, shape = experiment.data.dataset, " × ".join(map(str, experiment.dataset.task.input_shape))
         axis_names = find_modality(data.task.modality).axes

@@ -204,6 +204,7 @@ def finds_exact_only(metric: str, values: Mapping[Any, float], exact_shares: Map
 
 
 def _summary(attack: str, metric: str, group: list[Mapping[str, Any]]) -> Summary:
+    # Victims count as units, or rounds or starts where there is one victim.
     computed = [row for row in group if not row["missing"]]
     unit, by_unit = mean_by_unit(computed, "value")
     floors_by_unit = mean_by_unit(computed, "floor")[1]

@@ -114,6 +114,7 @@ class ClientMessage:
                 f"measure: expected at least one example and a label for each, got {len(inputs)} "
                 f"inputs and {len(labels)} labels"
             )
+        # Prepare the model as a client does before it trains.
         model = deepcopy(model)
         names = tuple(name for name, parameter in model.named_parameters() if parameter.requires_grad)
         if training is not None:

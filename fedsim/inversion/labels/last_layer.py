@@ -135,6 +135,7 @@ def output_layer(model: nn.Module, inputs: Tensor) -> tuple[str, Tensor]:
     finally:
         for hook in hooks:
             hook.remove()
+    # The last layer is the one whose output is that of the model, unchanged.
     linear = [call for call in calls if isinstance(call[1], nn.Linear)]
     last = next((call for call in reversed(linear) if torch.equal(call[3], outputs)), None)
     if last is None:
