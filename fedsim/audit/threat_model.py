@@ -16,6 +16,7 @@ from fedsim.audit.architecture import ReferencedLoss, ReferencedModel
 from fedsim.audit.evaluation.truth import Truth, draw_known_rows
 from fedsim.base.errors import AttackError, ConfigError, DataError, PluginError, did_you_mean, first_line
 from fedsim.base.loss_term import add_model_term
+from fedsim.base.randomness import seed_globals
 from fedsim.base.task import label_loss, mask_loss, smooth_labels, sort_targets, squared_error
 from fedsim.data import Column
 from fedsim.federation.config import AdversaryTable
@@ -28,10 +29,13 @@ from fedsim.interfaces.knowledge import (
     Records,
     config_keys,
 )
+from fedsim.inversion.problem import probe_inputs
 from fedsim.plugins import registry
 from fedsim.recording.header import DIFFERS_BY_CLIENT, Header
 from fedsim.recording.message_format import MessageFormat
+from fedsim.training.hidden_state import HIDDEN_STATE, has_hidden_state
 from fedsim.training.models.checks import lazy_layer_complaint
+from fedsim.training.settings import LocalTraining
 
 if TYPE_CHECKING:
     from fedsim.audit.evaluation.case import Case
@@ -241,7 +245,7 @@ def _value_in_header(header: Header, name: str) -> Any:
 
 
 def check_model(adversary: AdversaryTable, knowledge: Knowledge) -> None:
-    """Raise PluginError where a model that the attack file names does not build."""
+    """Raise PluginError where a model that the attack file names does not build, or is another one each time."""
     setting = adversary.knowledge.model
     if not isinstance(setting, str):
         return
@@ -255,9 +259,13 @@ def check_model(adversary: AdversaryTable, knowledge: Knowledge) -> None:
             f"adversary.knowledge.model: {setting} gives {type(network).__name__}, expected a function that builds a "
             "torch.nn.Module"
         )
-    complaint = lazy_layer_complaint(network)
-    if complaint:
+    if complaint := lazy_layer_complaint(network):
         raise PluginError(f"adversary.knowledge.model: {setting} {complaint}")
+    inputs = probe_inputs(network, knowledge)
+    with seed_globals("another draw"):
+        other = knowledge.model()
+    if inputs is not None and has_hidden_state(network, other, LocalTraining(local_steps=1), inputs):
+        raise PluginError(f"adversary.knowledge.model: of {setting}, {HIDDEN_STATE}")
 
 
 def private_facts(adversary: AdversaryTable) -> list[str]:

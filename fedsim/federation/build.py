@@ -59,6 +59,7 @@ from fedsim.recording.control_variates import join_controls, split_controls
 from fedsim.training.canaries import Canaries, audited_hook
 from fedsim.training.cohort import LocalData, can_vectorise, group_size
 from fedsim.training.example_independence import check_example_independence
+from fedsim.training.hidden_state import HIDDEN_STATE, has_hidden_state
 from fedsim.training.hooks import TrainingHooks
 from fedsim.training.local_round import LocalRound
 from fedsim.training.model_parts import find_private_names
@@ -144,6 +145,8 @@ class Experiment:
         first_examples = slice(0, 16)
         inputs = self.data.to_model(self.dataset.train.inputs(first_examples))
         labels = self.dataset.train.labels[first_examples]
+        if has_hidden_state(self.model, self.new_model("hidden state"), self.training, inputs):
+            raise ConfigError(f"model: of '{self.config.model.name}', {HIDDEN_STATE}")
         check_example_independence(self.model, self.training, self.client_defenses(0), inputs, labels)
         self._check_measures()
         check_recipe(self)

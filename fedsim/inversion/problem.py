@@ -25,6 +25,7 @@ from fedsim.inversion.shared_setup import ask_once, move_weights
 from fedsim.modalities import known_modality, smooth_dimensions
 from fedsim.recording.wire_format import State, Update
 from fedsim.training.example_independence import find_training_only_layer
+from fedsim.training.hidden_state import find_written_parameter
 from fedsim.training.modes import normalise_by_instance
 from fedsim.training.settings import known_steps
 from fedsim.training.stochastic_layers import find_stochastic_layers
@@ -319,7 +320,7 @@ def build_problem(
     check_evaluation_mode(model, knowledge, where)
     device = knowledge.device
     # Separate what is trained from what never moves.
-    frozen = _frozen_names(model, before, after, gradient)
+    frozen = _frozen_names(model, knowledge, before, after, gradient)
     trained = [name for name in shapes if name not in frozen]
     unmoved_names = [name for name in (*buffer_names, *frozen) if name in before]
     returned_names = [name for name in buffer_names if name in after]
@@ -400,10 +401,15 @@ def _optimizer_settings(knowledge: Knowledge) -> dict[str, Any]:
     return {"optimizer": knowledge.optimizer or "sgd", **settings}
 
 
-def _frozen_names(model: nn.Module, before: State, after: State, gradient: State | None) -> list[str]:
-    """List the parameters that are not trained and did not change: there is nothing to match."""
-    parameters = model.named_parameters()
-    untrained = [name for name, parameter in parameters if not parameter.requires_grad and name in before]
+def _frozen_names(
+    model: nn.Module, knowledge: Knowledge, before: State, after: State, gradient: State | None
+) -> list[str]:
+    """List the parameters that are not trained and did not change: there is nothing to match.
+
+    Those that did not change under weight decay are not used by the model, and optimizers leave them alone.
+    """
+    parameters = [(name, parameter) for name, parameter in model.named_parameters() if name in before]
+    untrained = [name for name, parameter in parameters if not parameter.requires_grad or knowledge.weight_decay]
     if gradient is not None:
         return [name for name in untrained if not gradient[name].any()]
     return [name for name in untrained if torch.equal(before[name], after[name])]
@@ -439,7 +445,7 @@ def warn_of_dropout(attack: Attack, model: nn.Module, knowledge: Knowledge, wher
     """Warn if layers of `model` are random in training, as dropout is; attacks switch it off."""
 
     def find_layers() -> Sequence[str]:
-        inputs = _probe_inputs(model, knowledge)
+        inputs = probe_inputs(model, knowledge)
         if inputs is None or not getattr(model, "draws_in_training", True):
             return []
         return list(find_stochastic_layers(deepcopy(model).train(), inputs))
@@ -454,13 +460,14 @@ def warn_of_dropout(attack: Attack, model: nn.Module, knowledge: Knowledge, wher
 
 
 def check_evaluation_mode(model: nn.Module, knowledge: Knowledge, where: str) -> None:
-    """Raise AttackError if a layer computes differently in training mode.
+    """Raise AttackError if a layer computes differently in training mode, or writes into a parameter.
 
-    Attacks run the model in evaluation mode, clients train it in training mode.
+    Attacks run the model in evaluation mode, clients train it in training mode. A pass that writes into w_t has no
+    gradient at w_t.
     """
 
     def find_layer() -> str | None:
-        inputs = _probe_inputs(model, knowledge)
+        inputs = probe_inputs(model, knowledge)
         return None if inputs is None else find_training_only_layer(model, inputs)
 
     if layer := ask_once("layer of training alone", model, knowledge, find_layer):
@@ -470,8 +477,18 @@ def check_evaluation_mode(model: nn.Module, knowledge: Knowledge, where: str) ->
             "spectral_norm and weight_norm, and no 'self.training'"
         )
 
+    def find_parameter() -> str | None:
+        inputs = probe_inputs(model, knowledge)
+        return None if inputs is None else find_written_parameter(model, inputs)
 
-def _probe_inputs(model: nn.Module, knowledge: Knowledge) -> Tensor | None:
+    if name := ask_once("parameter that passes write into", model, knowledge, find_parameter):
+        raise AttackError(
+            f"{where}: each pass of the model writes into its parameter '{name}', as an embedding with max_norm does, "
+            "so that no gradient could be matched; let only the optimizer change it"
+        )
+
+
+def probe_inputs(model: nn.Module, knowledge: Knowledge) -> Tensor | None:
     """Return two examples that the model takes, or None; other checks tell what is wrong."""
     if knowledge.input_shape is None:
         return None

@@ -21,6 +21,8 @@ from fedsim.base.errors import AttackError, ConfigError, RunError
 from fedsim.interfaces.knowledge import Knowledge
 from fedsim.inversion.named_states import named_states
 from fedsim.inversion.priors import total_variation
+from fedsim.inversion.problem import build_problem
+from fedsim.inversion.update_models import FullBatchTraining
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.training.loop import local_update
@@ -284,3 +286,52 @@ def test_dp_sgd_takes_parameters_without_axes() -> None:
 def test_the_variation_of_images_that_are_one_pixel_wide_is_a_number() -> None:
     column = torch.tensor([0.0, 1.0, 0.0]).reshape(1, 1, 3, 1)
     assert total_variation(column).item() == total_variation(column.mT).item() == 0.5
+
+
+def test_weight_decay_is_simulated_of_the_parameters_that_optimizers_decay() -> None:
+    class PartlyUsed(nn.Sequential):
+        def __init__(self) -> None:
+            super().__init__(nn.Flatten(), nn.Linear(16, 5))
+            self.unused = nn.Linear(40, 40)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            outputs: Tensor = self[1](self[0](inputs))
+            return outputs
+
+    network = PartlyUsed()
+    inputs, labels, before = torch.rand(4, 1, 4, 4), torch.arange(4), copy_state(network)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1, weight_decay=0.5)
+    for _ in range(2):
+        optimizer.zero_grad()
+        cross_entropy(network(inputs), labels).backward()
+        optimizer.step()
+    known = Knowledge(
+        model=lambda: network, loss=cross_entropy, input_shape=(1, 4, 4), value_range=((0.0,), (1.0,)),
+        learning_rate=0.1, local_steps=2, batch_size=4, optimizer="sgd", weight_decay=0.5,
+    )  # fmt: skip
+    problem = build_problem(build_update(before, copy_state(network), num_examples=4), known)
+    dummy = (inputs - problem.scaling.centre) / problem.scaling.scale
+    simulated = FullBatchTraining().gradient(problem, {}, dummy, labels)
+    assert len(simulated) == 2
+    for step_size, sent in zip(simulated, problem.mean_gradient, strict=True):
+        assert torch.allclose(step_size, sent, rtol=1e-4, atol=1e-5)
+
+
+def test_a_network_that_writes_into_its_parameters_is_no_function_of_them() -> None:
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.head = nn.Embedding(4, 3, max_norm=0.5), nn.Linear(48, 5)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            outputs: Tensor = self.head(self.table((3 * inputs.flatten(1)).long()).flatten(1))
+            return outputs
+
+    network = Normed()
+    before = copy_state(network)
+    after = {name: tensor + 0.1 for name, tensor in before.items()}
+    known = Knowledge(
+        model=Normed, loss=cross_entropy, input_shape=(1, 4, 4), value_range=((0.0,), (1.0,)), learning_rate=0.1
+    )
+    with pytest.raises(AttackError, match=r"writes into its parameter 'table\.weight'"):
+        build_problem(build_update(before, after), known)

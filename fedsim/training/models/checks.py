@@ -26,12 +26,18 @@ def check_network(thing: Any, name: str) -> nn.Module:
         name: the model's name.
 
     Raises:
-        ConfigError: it is something else, or has lazy layers.
+        ConfigError: it is something else, or has lazy layers or parameters that are no real numbers.
     """
     if not isinstance(thing, nn.Module):
         raise ConfigError(f"model: '{name}' gave a {type(thing).__name__}, expected a torch.nn.Module")
     if complaint := lazy_layer_complaint(thing):
         raise ConfigError(f"model: '{name}' {complaint}")
+    for key, parameter in thing.named_parameters():
+        if not parameter.is_floating_point():
+            raise ConfigError(
+                f"model: '{name}' has the parameter '{key}' of {parameter.dtype}, expected real numbers, which alone "
+                "are sent; store complex numbers by torch.view_as_real, and integers as a buffer"
+            )
     return thing
 
 
