@@ -37,6 +37,7 @@ from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import State, Update, match_any_names
 from fedsim.training.first_layer import find_first_layer, measure_rank
 from fedsim.training.model_state import sendable_shapes
+from fedsim.training.settings import known_steps
 
 _MAX_NAMES = 6
 """Most layers that one sentence names."""
@@ -44,6 +45,8 @@ _MAX_CLIENTS = 16
 """Most clients whose first updates are compared with the model and with each other."""
 _MAX_TRIALS = 4
 """Most examples for the estimate of an attack's cost, and most updates whose rank is computed."""
+_DISTANCE_TOLERANCE = 0.05
+"""Share by which the distance that control variates tell may differ from that of the stated local steps."""
 _GRAPHS_IN_MEMORY = 4
 """Memory needed to differentiate a matched gradient, in forward passes."""
 _DOUBLE_BACKWARD_COST = 3
@@ -63,6 +66,8 @@ def check_fit(transcript: Transcript, knowledge: Knowledge) -> None:
     updates = _first_updates(transcript)
     check_record_names(transcript)
     warn_of_replies(updates)
+    if transcript.message_format.controls and not transcript.message_format.defended:
+        check_control_distance(transcript, knowledge, updates)
     if knowledge.model is None:
         return
     network = knowledge.model()
@@ -79,6 +84,41 @@ def check_fit(transcript: Transcript, knowledge: Knowledge) -> None:
     if knowledge.input_shape is not None and knowledge.value_range is not None:
         check_outputs(network, knowledge)
         warn_of_update_ranks(network, knowledge, updates)
+
+
+def check_control_distance(transcript: Transcript, knowledge: Knowledge, updates: Sequence[Update]) -> None:
+    """Check how far clients moved by their control variates, which tell nothing of a factor that all of them have.
+
+    An app that divides by another number of steps, or by another learning rate, than its clients take, is read
+    wrongly from the second round on, and its messages fit all the same.
+
+    Raises:
+        ConfigError: it is not as far as the local steps and the learning rate that the attack file states.
+    """
+    for update in updates:
+        fitted = transcript.fit_control_distance(update.round, update.client)
+        steps = known_steps(knowledge, update.num_examples)
+        where = f"round {update.round}, client {update.client}"
+        if not fitted:
+            continue
+        if steps is None or knowledge.learning_rate is None:
+            log.warning(
+                "[app] controls: %s moved %.3g times its mean step by its control variates, which has to be the number "
+                "of local steps times their learning rate; nothing says whether it is, and where the app divides by "
+                "another number, attacks on later rounds read its gradients wrongly; state learning_rate, batch_size "
+                "and local_epochs under [adversary.knowledge], and it is checked",
+                where,
+                fitted,
+            )
+            return
+        expected = steps * knowledge.learning_rate
+        if not math.isclose(fitted, expected, rel_tol=_DISTANCE_TOLERANCE):
+            raise ConfigError(
+                f"[app] controls: {where} moved {fitted:.3g} times its mean step by its control variates, and "
+                f"{steps} local steps of learning rate {knowledge.learning_rate:g} are {expected:.3g}; mend "
+                "learning_rate, batch_size or local_epochs under [adversary.knowledge], or leave controls out and "
+                "attack the first round, where the app divides by another number than its clients take steps"
+            )
 
 
 def _check_constants(

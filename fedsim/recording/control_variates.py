@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -84,7 +85,7 @@ def remove_controls(update: Update, own_control: State) -> Update:
     for name in server_control:
         moves[name] = before[name].double() - after[name].double()
         mean_steps[name] = sent[name].double()  # c + (g - c_i)
-    distance = read_distance(update.config, update.num_examples) or _fit_distance(moves, mean_steps)
+    distance = read_distance(update.config, update.num_examples) or fit_distance(moves, mean_steps)
     gradient_move = _estimate_gradient_move(distance, moves, mean_steps, server_control, own_control)
     payload = Payload.from_dense(after, "weights")
     return replace(update, before=before, payload=payload, gradient_move=gradient_move or None)
@@ -112,17 +113,33 @@ def _estimate_gradient_move(
     return gradient_move
 
 
-def remove_app_controls(update: Update, earlier_updates: Iterable[Update], message_format: MessageFormat) -> Update:
-    """Return an update of an app with the move that the local gradients made, see `remove_controls`.
+class AppControls(NamedTuple):
+    """What a client of an app and its server sent in one round, by the names of the model's tensors in messages.
+
+    Attributes:
+        server_control: c.
+        own_control: c_i before this round, in float64; parameters that are left out have 0.
+        moves: w_t - w_T, in float64.
+        steps_by_reading: c_i+ - c_i + c, the mean step of the client, by what it may have sent: the `change` of its
+            control variate or its new `value`.
+    """
+
+    server_control: dict[str, Tensor]
+    own_control: dict[str, Tensor]
+    moves: dict[str, Tensor]
+    steps_by_reading: dict[str, dict[str, Tensor]]
+
+
+def read_app_controls(update: Update, earlier_updates: Iterable[Update], message_format: MessageFormat) -> AppControls:
+    """Read the control variates of a round.
 
     Args:
-        update: as it was recorded, with several records of arrays.
+        update: as it was recorded.
         earlier_updates: all that the client sent before.
-        message_format: names the record of control variates, and what clients send in it.
+        message_format: says where control variates are, and what clients send of theirs.
 
     Raises:
-        TranscriptError: they are not as the format says, or what the client sent fits the other reading of
-            `control_replies` better, or neither.
+        TranscriptError: they are not as the format says.
     """
     server_control, sent = message_format.read_controls(update)
     # c_i before this round, by both readings of what the client sent.
@@ -139,7 +156,22 @@ def remove_app_controls(update: Update, earlier_updates: Iterable[Update], messa
         steps_by_reading["value"][name] = steps_by_reading["change"][name] - last.get(name, 0.0)
     own_control = last if message_format.control_replies == "value" else total
     moves = {name: move for name, move in message_format.read_moves(update).items() if name in server_control}
+    return AppControls(server_control, own_control, moves, steps_by_reading)
 
+
+def remove_app_controls(update: Update, earlier_updates: Iterable[Update], message_format: MessageFormat) -> Update:
+    """Return an update of an app with the move that the local gradients made, see `remove_controls`.
+
+    Args:
+        update: as it was recorded.
+        earlier_updates: all that the client sent before.
+        message_format: says where control variates are, and what clients send of theirs.
+
+    Raises:
+        TranscriptError: they are not as the format says, or what the client sent fits the other reading of
+            `control_replies` better, or neither.
+    """
+    server_control, own_control, moves, steps_by_reading = read_app_controls(update, earlier_updates, message_format)
     # A client moves by K eta times its mean step, so that the right reading leaves the smaller residual.
     residuals = {reading: _fit_residual(moves, steps) for reading, steps in steps_by_reading.items()}
     stated = message_format.control_replies
@@ -159,14 +191,14 @@ def remove_app_controls(update: Update, earlier_updates: Iterable[Update], messa
         )
     # How far a client goes is fitted: what an app calls its learning rate may be that of the server.
     mean_steps = steps_by_reading[stated]
-    distance = _fit_distance(moves, mean_steps)
+    distance = fit_distance(moves, mean_steps)
     gradient_move = _estimate_gradient_move(distance, moves, mean_steps, server_control, own_control)
     return replace(update, gradient_move=gradient_move or None)
 
 
 def _fit_residual(moves: State, mean_steps: State) -> float:
     """Return the norm of what no multiple of the mean steps explains of the moves, divided by that of the moves."""
-    distance = _fit_distance(moves, mean_steps)
+    distance = fit_distance(moves, mean_steps)
     left, size = 0.0, 0.0
     for name, move in moves.items():
         left += float((move - distance * mean_steps[name]).square().sum())
@@ -174,7 +206,7 @@ def _fit_residual(moves: State, mean_steps: State) -> float:
     return math.sqrt(left / size) if size else 0.0
 
 
-def _fit_distance(moves: State, mean_steps: State) -> float:
+def fit_distance(moves: State, mean_steps: State) -> float:
     """Return K eta by least squares, as a move is K eta times the mean step."""
     product, square = 0.0, 0.0
     for name, mean_step in mean_steps.items():

@@ -63,7 +63,8 @@ class MessageFormat(BaseModel):
         private: parts of the model that stay with the clients, such as `head`; nobody sends them,
             and attacks do not know them.
         controls: the record in which the server sends SCAFFOLD's control variate c, and clients answer with theirs,
-            which follow from their moves (option II), under the names of the model's tensors in `record`.
+            which follow from their moves (option II), under the names of the model's tensors in `record`. Where
+            messages have one record of arrays, it is what stands before these names, such as `c.`; `names` counts.
         control_replies: what clients send in it: the `change` of their control variate, c_i+ - c_i, or its new
             `value`, c_i+.
         defended: whether the app's clients defend themselves, as by noise, so that their true examples may
@@ -130,6 +131,7 @@ class MessageFormat(BaseModel):
         from fedsim.recording.payloads import Payload, to_working_type  # imports torch
 
         where = f"round {update.round}, client {update.client}"
+        in_one_record = bool(self.controls) and not update.records
         # Select the record that holds the model.
         if update.records:
             before = self._select_record(update.before, where, "the server", self._broadcast_key(update.before))
@@ -138,11 +140,12 @@ class MessageFormat(BaseModel):
 
         # Rename, reshape and transpose the tensors, unless the format leaves them as they are.
         move = update.gradient_move
-        if self.stated_keys & _TENSOR_KEYS:
+        if in_one_record or self.stated_keys & _TENSOR_KEYS:
             arrays, broadcast_names = update.payload.arrays(), list(update.before)
             names = broadcast_names if arrays.keys() <= update.before.keys() else list(arrays)
-            before = self._to_model(update.before, where, broadcast_names)
-            payload = self._to_payload(self._to_model(arrays, where, names), before)
+            before = self._to_model(update.before, where, broadcast_names, drop_controls=in_one_record)
+            sent = self._to_model(arrays, where, names, drop_controls=in_one_record)
+            payload = self._to_payload(sent, before)
             if move is not None:
                 move = self._to_model(move, where, broadcast_names)
             update = replace(update, before=before, payload=payload)
@@ -161,14 +164,8 @@ class MessageFormat(BaseModel):
             TranscriptError: one of them sent none, or some are not of tensors of the model.
         """
         where = f"round {update.round}, client {update.client}"
-        if not update.records:
-            raise TranscriptError(
-                f"{where}: messages have one record of arrays, and [app] controls names '{self.controls}' beside that "
-                "of the model; leave it out"
-            )
-        received = self._select_record(update.before, where, "the server", "controls")
-        sent = self._select_record(update.payload.arrays(), where, f"client {update.client}", "controls")
-        model = self._select_record(update.before, where, "the server", self._broadcast_key(update.before))
+        received, model = self._split_controls(update.before, update, where, "the server")
+        sent, _ = self._split_controls(update.payload.arrays(), update, where, f"client {update.client}")
         for name, control in received.items():
             shapes = [state[name].shape if name in state else None for state in (received, model, sent)]
             if len(set(shapes)) > 1:
@@ -178,11 +175,45 @@ class MessageFormat(BaseModel):
                 )
         return received, sent
 
+    def _split_controls(
+        self, state: State, update: Update, where: str, sender: str
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the control variates and the model that somebody sent, both by the names of the model's tensors.
+
+        Args:
+            state: what was sent.
+            update: whose message it is.
+            where: round and client, for errors.
+            sender: the sender, for errors.
+
+        Raises:
+            TranscriptError: there are no control variates, or no model.
+        """
+        if update.records:
+            key = self._broadcast_key(update.before) if sender == "the server" else "record"
+            return self._select_record(state, where, sender, "controls"), self._select_record(state, where, sender, key)
+        names = self._model_names(list(state), where)
+        sent_name_of = {name: sent_name for sent_name, name in names.items()}
+        controls: dict[str, Tensor] = {}
+        model: dict[str, Tensor] = {}
+        for sent_name, tensor in state.items():
+            if not names[sent_name].startswith(self.controls):
+                model[sent_name] = tensor
+            elif counterpart := sent_name_of.get(names[sent_name].removeprefix(self.controls)):
+                controls[counterpart] = tensor
+        if not controls:
+            raise TranscriptError(
+                f"{where}: {sender} sent one record of arrays, in which no name is that of another array with "
+                f"'{self.controls}' before it, as [app] controls says; mend it, name each array with [app] names, or "
+                "leave it out"
+            )
+        return controls, model
+
     def read_moves(self, update: Update) -> dict[str, Tensor]:
-        """Return w_t - w_T by the names of the tensors in messages, in float64, of a message with several records."""
+        """Return w_t - w_T by the names of the tensors in messages, in float64, of a message with control variates."""
         where = f"round {update.round}, client {update.client}"
-        before = self._select_record(update.before, where, "the server", self._broadcast_key(update.before))
-        sent = self._select_record(update.payload.arrays(), where, f"client {update.client}")
+        _, before = self._split_controls(update.before, update, where, "the server")
+        _, sent = self._split_controls(update.payload.arrays(), update, where, f"client {update.client}")
         moves = {}
         for name in before.keys() & sent.keys():
             moved = sent[name].double()
@@ -217,18 +248,35 @@ class MessageFormat(BaseModel):
         prefix = f"{wanted}/"
         return {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
 
-    def _to_model(self, state: State, where: str, sent_names: Sequence[str]) -> dict[str, Tensor]:
+    def _to_model(
+        self, state: State, where: str, sent_names: Sequence[str], *, drop_controls: bool = False
+    ) -> dict[str, Tensor]:
         """Return `state` with the names, shapes and axes of the model.
 
         Args:
             state: tensors by the names under which they were sent.
             where: round and client, for errors.
             sent_names: the names of all sent tensors, in the order that `names` refers to.
+            drop_controls: whether the control variates are among them.
         """
-        if self.prefix and not any(name.startswith(self.prefix) for name in state):
+        model_name_of = self._model_names(sent_names, where)
+        named_state: dict[str, Tensor] = {}
+        for sent_name, tensor in state.items():
+            name = model_name_of[sent_name]
+            if name and not (drop_controls and name.startswith(self.controls)):
+                named_state[name] = self._transpose(self._reshape(name, tensor, where))
+        return named_state
+
+    def _model_names(self, sent_names: Sequence[str], where: str) -> dict[str, str]:
+        """Return the model's name of each sent tensor, `""` of one that is not in the model.
+
+        Raises:
+            TranscriptError: they have no such prefix, or are not as many as `names`.
+        """
+        if self.prefix and not any(name.startswith(self.prefix) for name in sent_names):
             raise TranscriptError(
                 f"{where}: no tensor has a name that begins with '{self.prefix}', but for instance "
-                f"'{next(iter(state), '')}'; mend [app] prefix"
+                f"'{next(iter(sent_names), '')}'; mend [app] prefix"
             )
         if self.names and len(self.names) != len(sent_names):
             raise TranscriptError(
@@ -237,12 +285,7 @@ class MessageFormat(BaseModel):
             )
         module_prefix = f"{self.module}." if self.module else ""
         names = self.names or [f"{module_prefix}{name.removeprefix(self.prefix)}" for name in sent_names]
-        model_name_of = dict(zip(sent_names, names, strict=True))
-        named_state: dict[str, Tensor] = {}
-        for sent_name, tensor in state.items():
-            if name := model_name_of[sent_name]:
-                named_state[name] = self._transpose(self._reshape(name, tensor, where))
-        return named_state
+        return dict(zip(sent_names, names, strict=True))
 
     def _reshape(self, name: str, tensor: Tensor, where: str) -> Tensor:
         shape = self.shapes.get(name)

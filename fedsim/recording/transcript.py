@@ -16,7 +16,14 @@ from safetensors import SafetensorError, safe_open
 
 from fedsim.base.errors import PayloadError, TranscriptError
 from fedsim.base.files import replace_atomically
-from fedsim.recording.control_variates import holds_controls, remove_app_controls, remove_controls, sum_changes
+from fedsim.recording.control_variates import (
+    fit_distance,
+    holds_controls,
+    read_app_controls,
+    remove_app_controls,
+    remove_controls,
+    sum_changes,
+)
 from fedsim.recording.header import (
     RECORDABLE,
     RECORDING_FOLDER,
@@ -350,6 +357,18 @@ class Transcript:
         elif not update.records:
             update = self._remove_known_terms(update)
         return self.message_format.read(update)
+
+    def fit_control_distance(self, number: int, client: int) -> float:
+        """Return K eta of a client of an app, as its move is K eta times its mean step by its control variate.
+
+        It is 0 where the client did not move.
+
+        Raises:
+            TranscriptError: the update cannot be read, or a round before it is not recorded.
+        """
+        earlier_updates = self._earlier_updates(number, client, "control variate")
+        read = read_app_controls(self.recorded_update(number, client), earlier_updates, self.message_format)
+        return fit_distance(read.moves, read.steps_by_reading[self.message_format.control_replies])
 
     def _remove_known_terms(self, update: Update) -> Update:
         """Return the update with the move of the client's gradients alone, where it added other terms."""

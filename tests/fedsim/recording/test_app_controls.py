@@ -10,14 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedsim.audit.plausibility import check_fit
 from fedsim.base.errors import ConfigError, TranscriptError
 from fedsim.federation.config import AttackFile, validate_tables
 from fedsim.federation.open_run import OpenRun
+from fedsim.interfaces.knowledge import Knowledge
 from fedsim.recording.control_variates import join_controls, split_controls
 from fedsim.recording.message_format import MessageFormat
 from fedsim.recording.payloads import Payload, State
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
+from fedsim.training.settings import LocalTraining
 from tests.support.experiments import make_tiny_config, run_serial
 
 FORMAT = {"record": "arrays", "controls": "controls"}
@@ -83,6 +86,69 @@ def test_the_move_of_the_gradients_is_that_of_a_run_of_our_own(
             )
 
 
+def record_in_one_record(run: OpenRun, folder: Path, *, positions: bool) -> Path:
+    """Record the same federation as an app sends it whose control variates stand behind the model in one record."""
+    for number in run.recording.rounds:
+        updates = []
+        for client in run.recording.clients(number):
+            update = run.recording.recorded_update(number, client)
+            received, (model, sent) = split_controls(update.before)[1], split_controls(update.after)
+            states = [update.before, join_controls(model, {name: sent[name] - received[name] for name in sent})]
+            before, after = (
+                {
+                    str(place) if positions else name.replace("control/", "c."): tensor
+                    for place, (name, tensor) in enumerate(state.items())
+                }
+                for state in states
+            )
+            updates.append(replace(update, before=before, payload=Payload.from_dense(after, "weights"), config={}))
+        Recorder(folder, resume=True).write(number, updates)
+    return folder
+
+
+@pytest.mark.parametrize("positions", [True, False])
+def test_control_variates_behind_the_model_in_one_record_are_read(
+    run: OpenRun, tmp_path: Path, positions: bool
+) -> None:
+    folder = record_in_one_record(run, tmp_path / "app", positions=positions)
+    sent_names = [name.replace("control/", "c.") for name in run.recording.recorded_update(1, 2).before]
+    app = MessageFormat(controls="c.", names=sent_names if positions else [])
+    update, expected = Transcript(folder, message_format=app).update(3, 2), run.recording.update(3, 2)
+    assert update.before.keys() == update.after.keys() == expected.before.keys()
+    for name, move in expected.pseudo_gradient.items():
+        assert torch.allclose(update.pseudo_gradient[name], move, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("factor", [1.0, 3.0])
+def test_a_common_factor_of_control_variates_is_found_by_the_stated_steps(
+    run: OpenRun, tmp_path: Path, factor: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An app that divides by a third of its steps sends threefold control variates, which fit its moves as well."""
+    folder = tmp_path / "app"
+    for number in run.recording.rounds:
+        updates = []
+        for client in run.recording.clients(number):
+            update = run.recording.recorded_update(number, client)
+            received, (model, sent) = split_controls(update.before)[1], split_controls(update.after)
+            change = {name: factor * sent[name] - received[name] for name in sent}
+            payload = Payload.from_dense(put_in_records(join_controls(model, change)), "weights")
+            before, records = put_in_records(update.before), ("arrays", "controls")
+            updates.append(replace(update, before=before, payload=payload, records=records, config={}))
+        Recorder(folder, resume=True).write(number, updates)
+    recording = Transcript(folder, message_format=MessageFormat(**FORMAT))
+    assert recording.update(1, 2)  # what it sent fits its move
+    settings = LocalTraining.from_message(run.recording.recorded_update(1, 2).config)
+    known = Knowledge(learning_rate=settings.learning_rate, local_steps=settings.steps(update.num_examples))
+    if factor == 1:
+        check_fit(recording, known)
+    else:
+        with pytest.raises(ConfigError, match="mend learning_rate"):
+            check_fit(recording, known)
+    caplog.clear()
+    check_fit(recording, Knowledge())
+    assert "nothing says whether it is" in caplog.text
+
+
 @pytest.mark.parametrize(("sent", "stated"), [("change", "value"), ("value", "change")])
 def test_the_wrong_reading_of_replies_is_found_by_what_clients_moved(
     run: OpenRun, tmp_path: Path, sent: str, stated: Any
@@ -107,7 +173,7 @@ def test_records_that_are_not_there_are_named(run: OpenRun, tmp_path: Path) -> N
     folder = record_as_app(run, tmp_path / "app", replies="change")
     with pytest.raises(TranscriptError, match=r"none is called 'state'; name one with \[app\] controls"):
         Transcript(folder, message_format=MessageFormat(record="arrays", controls="state")).update(1, 2)
-    with pytest.raises(TranscriptError, match="messages have one record of arrays"):
+    with pytest.raises(TranscriptError, match="sent one record of arrays, in which no name"):
         run.recording.in_format(MessageFormat(controls="controls")).update(1, 2)
 
 
