@@ -17,8 +17,7 @@ from fedsim.base.errors import ConfigError, PluginError, did_you_mean
 from fedsim.base.papers import cite
 from fedsim.exposure.measure import Meaning, Measure
 from fedsim.interfaces.attack import Paper
-from fedsim.interfaces.defense import Defense, Participation, Setting, overrides
-from fedsim.interfaces.defense_checks import name_of_defense
+from fedsim.interfaces.defense import Defense, Participation, Setting
 from fedsim.interfaces.local_context import LocalContext, Memory
 from fedsim.recording.wire_format import State
 from fedsim.training.local_round import LocalRound
@@ -141,17 +140,6 @@ class Gate(Defense):
                 f"fraction: {self.fraction} of {most} examples, the most of any client, is less than one, so nothing "
                 f"is ever left out; set at least {math.ceil(1000 / most) / 1000}"
             )
-
-    def check_combination(self, defenses: Sequence[Defense], position: int) -> None:
-        """Raise ConfigError beside a guarantee, which does not cover the gate's decisions."""
-        del position
-        for other in defenses:
-            if _has_guarantee(other):
-                raise ConfigError(
-                    "whether it closes depends on the data, which the guarantee of "
-                    f"{name_of_defense(other)} does not cover, so "
-                    "that its epsilon would be false; leave one of them out"
-                )
 
     def on_data(self, local: LocalRound, context: LocalContext) -> Tensor:
         """Return the indices of the examples to train on; none to send nothing.
@@ -336,11 +324,3 @@ def _single_gradient_training(training: LocalTraining) -> LocalTraining:
 def _num_examples(client: Participation, training: LocalTraining) -> int:
     """Return the number of examples that contribute to an update."""
     return min(client.num_examples, client.batch_size) if training.sends == "gradient" else client.num_examples
-
-
-def _has_guarantee(defense: Defense) -> bool:
-    """Return whether a defense has a guarantee, tried with a typical client."""
-    if not overrides(defense, "guarantee"):
-        return False
-    client = Participation(num_examples=1000, batch_size=10, steps=10, rounds=1)
-    return defense.of_client(client).guarantee(client, 1e-5) is not None

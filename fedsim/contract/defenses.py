@@ -183,6 +183,7 @@ def guarantee_is_valid(subject: CheckedPlugin) -> None:
         if not isinstance(guarantee, Guarantee):
             raise ContractViolation(f"guarantee returns {describe_value(guarantee)}, expected a Guarantee or None")
         expect(guarantee.epsilon > 0, f"it promises epsilon = {guarantee.epsilon}, expected above 0")
+        expect(guarantee.delta <= _DELTA, f"asked for delta = {_DELTA:g}, it states epsilon for {guarantee.delta:g}")
     if of_few_rounds and of_many_rounds:
         fewer, more = of_few_rounds.epsilon, of_many_rounds.epsilon
         expect(fewer <= more, f"epsilon falls from {fewer} to {more} with more rounds")

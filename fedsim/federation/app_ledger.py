@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from fedsim.interfaces.defense import Defense, Guarantee, Participation, overrides
-from fedsim.privacy.ledger import Row, guarantee_delta
+from fedsim.privacy.ledger import Row, guarantee_delta, state_guarantee
 from fedsim.privacy.mechanism_columns import describe_mechanism
 from fedsim.recording.header import Header
 
@@ -32,8 +32,7 @@ def prove_by_messages(defense: Defense, messages: int) -> Guarantee | None:
     """
     if not (overrides(defense, "guarantee") or overrides(defense, "compose_guarantees")):
         return None
-    delta = guarantee_delta(defense)
-    guarantees = [defense.compose_guarantees([replace(trial, rounds=messages)], delta) for trial in _TRIALS]
+    guarantees = [state_guarantee(defense, [replace(trial, rounds=messages)]) for trial in _TRIALS]
     return guarantees[0] if guarantees[0] == guarantees[1] else None
 
 

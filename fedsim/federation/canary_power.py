@@ -7,7 +7,7 @@ import math
 
 from fedsim.federation.build import Experiment
 from fedsim.privacy.audit_power import describe_canaries
-from fedsim.privacy.ledger import guarantee_delta, unique_labels
+from fedsim.privacy.ledger import state_guarantee, unique_labels
 from fedsim.training.canaries import audited_hook
 
 log = logging.getLogger(__name__)
@@ -37,8 +37,7 @@ def log_canary_power(experiment: Experiment) -> None:
     for client in clients:
         participation = experiment.setting.participation(client)
         for label, defense in zip(labels, experiment.client_defenses(client), strict=True):
-            delta = guarantee_delta(defense)
-            guarantee = defense.guarantee(participation, delta) if audited_hook(defense) else None
+            guarantee = state_guarantee(defense, [participation]) if audited_hook(defense) else None
             if guarantee is None:
                 continue
             mechanism = defense.mechanism(participation)

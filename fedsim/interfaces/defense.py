@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fedsim.base.constraints import CheckedSettings, PositiveShare, check_field_constraints
+from fedsim.base.errors import PluginError
 from fedsim.base.papers import Paper
 from fedsim.base.task import Task
 from fedsim.interfaces.local_context import DefenseKey, LocalContext
@@ -127,16 +128,26 @@ class Guarantee:
     It does not cover N and the metrics that a client reports, which are sent as they are.
 
     Attributes:
-        epsilon: privacy loss, dimensionless.
-        delta: probability bound, dimensionless.
+        epsilon: privacy loss, dimensionless, from 0 on.
+        delta: probability bound, dimensionless, below 1.
         neighbours: which two inputs are made indistinguishable.
         accountant: how the rounds were composed.
+
+    Raises:
+        PluginError: epsilon or delta is out of range, so that nothing would be proved.
     """
 
     epsilon: float
     delta: float
     neighbours: str
     accountant: str
+
+    def __post_init__(self) -> None:
+        if not self.epsilon >= 0 or not 0 <= self.delta < 1:  # NaN is neither
+            raise PluginError(
+                f"a guarantee of epsilon = {self.epsilon} at delta = {self.delta} proves nothing, expected an epsilon "
+                "from 0 on and a delta from 0 to below 1; mend the defense's 'guarantee', and return None without proof"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -359,8 +370,11 @@ class Defense(CheckedSettings, ABC):
             if guarantee is None:
                 return None
             guarantees.append(guarantee)
-        total = math.fsum(guarantee.epsilon for guarantee in guarantees)
-        return replace(guarantees[0], epsilon=total, delta=delta)
+        return replace(
+            guarantees[0],
+            epsilon=math.fsum(guarantee.epsilon for guarantee in guarantees),
+            delta=math.fsum(guarantee.delta for guarantee in guarantees),
+        )
 
     def mechanism(self, participation: Participation) -> Mechanism | None:
         """Return what a client with this `participation` releases; None where that is not declared.

@@ -11,7 +11,7 @@ from dataclasses import fields
 from typing import Any
 
 from fedsim.base.errors import ConfigError, PluginError
-from fedsim.interfaces.defense import HOOKS, Defense, Setting, overrides
+from fedsim.interfaces.defense import HOOKS, Defense, Participation, Setting, overrides
 
 _FORMER_PARAMETERS = frozenset({"rng", "memory", "common", "weights", "step"})
 """Keyword parameters that hooks had before there was a context."""
@@ -96,8 +96,8 @@ def _check_spelling(cls: type[Defense], name: str) -> None:
 def check_order(defenses: Sequence[Defense]) -> None:
     """Raise ConfigError where `defenses` cannot be combined in this order.
 
-    Refused are a defense that changes an update which an earlier one encoded, and whatever the
-    `check_combination` of a defense refuses.
+    Refused are a defense that changes an update which an earlier one encoded, one that chooses
+    examples beside the guarantee of another, and whatever the `check_combination` of a defense refuses.
     """
     updating = [defense for defense in defenses if overrides(defense, "on_update")]
     for index, encoder in enumerate(updating[:-1]):
@@ -109,7 +109,32 @@ def check_order(defenses: Sequence[Defense]) -> None:
             )
     for position, defense in enumerate(defenses):
         with _name_in_errors(defense):
+            _check_choice(defense, [other for other in defenses if other is not defense])
             defense.check_combination(defenses, position)
+
+
+def _check_choice(defense: Defense, others: Sequence[Defense]) -> None:
+    """Raise ConfigError where `defense` chooses examples, and one of the `others` proves something about all of them.
+
+    An accountant is told N, the sampling rate and the steps of all examples, and that a client's silence says nothing.
+    """
+    if not overrides(defense, "on_data"):
+        return
+    for other in others:
+        if _has_guarantee(other):
+            raise ConfigError(
+                "which examples it chooses, and whether any, may depend on the data, and N changes with them, which "
+                f"the guarantee of {name_of_defense(other)} does not cover, so that its epsilon would be false; leave "
+                "one of them out"
+            )
+
+
+def _has_guarantee(defense: Defense) -> bool:
+    """Return whether a defense has a guarantee, tried with a typical client."""
+    if not (overrides(defense, "guarantee") or overrides(defense, "compose_guarantees")):
+        return False
+    client = Participation(num_examples=1000, batch_size=10, steps=10, rounds=1)
+    return defense.of_client(client).compose_guarantees([client], 1e-5) is not None
 
 
 def check_setting(defense: Defense, setting: Setting) -> None:

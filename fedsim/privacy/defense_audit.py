@@ -178,9 +178,4 @@ def _promised_epsilon(audited: AuditedDefense) -> float:
             f"{type(audited.defense).__name__} promises nothing with these settings, so there is nothing to refute; "
             "choose settings with a guarantee, by --set"
         )
-    if not guarantee.epsilon >= 0:
-        raise ConfigError(
-            f"{type(audited.defense).__name__} promises an epsilon of {guarantee.epsilon}, which is no promise that "
-            "could be refuted; mend its `guarantee`"
-        )
     return guarantee.epsilon

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from fedsim.base.errors import RunError
+from fedsim.base.errors import PluginError, RunError
 from fedsim.interfaces.defense import Defense, Guarantee, Participation, Setting, overrides
 from fedsim.interfaces.mechanism import Mechanism
 from fedsim.privacy.federation_privacy import OTHER_CLIENTS, SERVER, FederationLedger, FederationPrivacy
@@ -66,6 +66,8 @@ NUMERIC_COLUMNS = (
 _FIXED_COLUMNS = ("num_examples", "rate", "noise_multiplier")
 """Columns whose values must not have changed when a run is resumed."""
 
+_ROUNDING = 1e-9
+"""By how much a sum of shares of a delta may exceed it, relative to it."""
 _MAX_NAMED_CLIENTS = 5
 """Most attacked clients that a sentence names."""
 Row = Mapping[str, Any]
@@ -153,7 +155,7 @@ class Ledger:
             if self._counted_rounds[label, client].keys() <= {replace(planned, rounds=1)}:
                 continue
             defense = self._defenses_of(client)[self._defense_indices[label]]
-            promised = defense.guarantee(planned, guarantee_delta(defense))
+            promised = state_guarantee(defense, [planned])
             if promised is not None and spending.epsilon > promised.epsilon:
                 excesses.append((spending, promised.epsilon))
         return excesses
@@ -225,8 +227,7 @@ class Ledger:
         clients = range(self._setting.clients)
         client_by_participation = {self._setting.participation(client, 1): client for client in clients}
         for participation, client in client_by_participation.items():
-            defense = self._defenses_of(client)[index]
-            if defense.guarantee(participation, guarantee_delta(defense)) is not None:
+            if state_guarantee(self._defenses_of(client)[index], [participation]) is not None:
                 return True
         return False
 
@@ -236,7 +237,7 @@ class Ledger:
         rounds = self._counted_rounds.setdefault((label, client), Counter())
         if counts:
             rounds[participation] += 1
-        guarantee = _compose_guarantee(defense, rounds)
+        guarantee = state_guarantee(defense, [replace(kind, rounds=count) for kind, count in rounds.items()])
         sampling = defense.sampling(participation.num_examples, participation.batch_size)
         if guarantee:
             epsilon, delta = guarantee.epsilon, guarantee.delta
@@ -415,7 +416,22 @@ def guarantee_delta(defense: Defense) -> float:
     return delta if isinstance(delta, float) and 0 < delta < 1 else DELTA
 
 
-def _compose_guarantee(defense: Defense, rounds: Counter[Participation]) -> Guarantee | None:
-    """Return the guarantee of all these rounds together; None without rounds or proof."""
-    participations = [replace(kind, rounds=count) for kind, count in rounds.items()]
-    return defense.compose_guarantees(participations, guarantee_delta(defense)) if participations else None
+def state_guarantee(defense: Defense, participations: Sequence[Participation]) -> Guarantee | None:
+    """Return what `defense` guarantees a client with all these participations, at its `guarantee_delta`.
+
+    None without a proof, or where there are none.
+
+    Raises:
+        PluginError: the defense states its epsilon for a larger delta, beside which that of others says nothing.
+    """
+    if not participations:
+        return None
+    delta = guarantee_delta(defense)
+    guarantee = defense.compose_guarantees(participations, delta)
+    if guarantee is not None and guarantee.delta > delta * (1 + _ROUNDING):
+        raise PluginError(
+            f"{type(defense).__name__}.guarantee: asked for delta = {delta:g}, it states epsilon = "
+            f"{guarantee.epsilon:.4g} for {guarantee.delta:g}; state it for the delta that is asked for, or make "
+            "'delta' a setting of the defense"
+        )
+    return guarantee

@@ -22,9 +22,9 @@ from fedsim.privacy.ledger import (
     PrivacySpending,
     describe_spending,
     format_rounds,
-    guarantee_delta,
     largest_spender,
     spending_by_client,
+    state_guarantee,
     unique_labels,
 )
 from fedsim.report.free_settings import free_settings
@@ -325,8 +325,8 @@ def prove_guarantee(
         return None
     # Its strength follows from [training], and stays if the strategy then asks for something else.
     strength_basis = planned or replace(participation, rounds=experiment.config.federation.rounds)
-    proved = defense.of_client(strength_basis).guarantee(
-        replace(participation, rounds=max(1, participation.rounds)), guarantee_delta(defense)
+    proved = state_guarantee(
+        defense.of_client(strength_basis), [replace(participation, rounds=max(1, participation.rounds))]
     )
     return proved, participation.rounds
 
@@ -340,6 +340,6 @@ def _promise_without_data(experiment: Experiment, defense: Defense) -> str:
     participation = Participation(num_examples=training.batch_size, batch_size=training.batch_size, steps=1, rounds=1)
     proved = (
         overrides(defense, "guarantee")
-        and defense.of_client(participation).guarantee(participation, guarantee_delta(defense)) is not None
+        and state_guarantee(defense.of_client(participation), [participation]) is not None
     )
     return f"{defense.promise}; how much depends on what clients hold" if proved else NO_GUARANTEE

@@ -13,25 +13,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from flwr.app import ConfigRecord
 from flwr.serverapp.strategy import FedAvg
+from torch import Tensor
 
 import fedsim
 import strategies.app
 from clients.defenses.dp_sgd import DpSgd
-from fedsim.base.errors import ConfigError, RunError
+from fedsim.base.errors import ConfigError, PluginError, RunError
 from fedsim.federation.build import Experiment
 from fedsim.federation.integrity import compare_with_manifest
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import read_ledger, read_metrics
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Defense, Guarantee, Participation
+from fedsim.interfaces.defense_checks import check_order
 from fedsim.interfaces.local_context import LocalContext
 from fedsim.plugins import registry
 from fedsim.privacy.ledger import spending_by_client, summarise_ledger, unique_labels
 from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import State
 from fedsim.report.page import write_report
+from fedsim.training.local_round import LocalRound
 from strategies.checkpoint import Checkpoint
 from tests.support.experiments import make_tiny_config, run_serial
 
@@ -269,6 +273,47 @@ def test_rounds_of_different_kinds_are_added_up_unless_the_defense_knows_better(
     proved = Split().compose_guarantees(kinds, 1e-3)
     assert proved is not None
     assert (proved.epsilon, proved.delta) == (4 * 2 * 2.0, 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "says"),
+    [
+        (math.nan, 1e-5, "epsilon = nan at delta = 1e-05 proves nothing"),
+        (-1.0, 1e-5, "epsilon = -1.0 at delta = 1e-05 proves nothing"),
+        (2.0, 1.0, "epsilon = 2.0 at delta = 1.0 proves nothing"),
+        (2.0, 1e-4, "asked for delta = 1e-05, it states epsilon = 2 for 0.0001"),
+    ],
+)
+def test_what_proves_nothing_at_the_delta_that_is_asked_for_is_refused(
+    epsilon: float, delta: float, says: str, tmp_path: Path
+) -> None:
+    stated_delta = delta
+
+    @dataclass(frozen=True, kw_only=True)
+    class Misstated(Halved):
+        delta: float = 1e-5
+
+        def guarantee(self, participation: Participation, delta: float) -> Guarantee | None:
+            return Guarantee(epsilon=epsilon, delta=stated_delta, neighbours="halves", accountant="none")
+
+    tables = make_tiny_config().model_dump(mode="json", exclude_none=True)
+    with pytest.raises(PluginError, match=re.escape(says)):
+        fedsim.run({**tables, "defense": [Misstated()]}, tmp_path / "run")
+
+
+def test_examples_that_one_defense_chooses_are_covered_by_no_guarantee_of_another() -> None:
+    """The client would sample its four examples at 8 / 4, and the ledger say that it sampled 24 at 8 / 24."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class ChoosesFour(Halved):
+        def on_data(self, local: LocalRound, context: LocalContext) -> Tensor:
+            return torch.arange(4)
+
+    dp_sgd = DpSgd(noise_multiplier=1.0)
+    for defenses in ([ChoosesFour(), dp_sgd], [dp_sgd, ChoosesFour()]):
+        with pytest.raises(ConfigError, match="the guarantee of dp-sgd does not cover"):
+            check_order(defenses)
+    check_order([ChoosesFour()])  # what it promises itself is its author's
 
 
 def test_where_nothing_is_proved_there_is_no_ledger(tmp_path: Path) -> None:
