@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.base.constraints import CheckedSettings, PositiveShareBelowOne
@@ -19,6 +21,11 @@ from fedsim.data import Dataset, Examples
 from fedsim.data.cache import load_cached
 from fedsim.data.files import describe_error, find_named_file, verify_checksum
 from fedsim.data.holding_out import choose_evenly
+
+log = logging.getLogger(__name__)
+
+_MOST_ROUNDING = 1e-3
+"""Most that rounding to float32 may take of the spread of a channel or feature."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +64,9 @@ class ArrayFile(CheckedSettings):
         if not self.path:
             raise DataError("data: 'npz' needs a path; set data.path to a file that numpy.savez wrote")
         home, path = find_named_file(self.path, folder, "npz")
-        return load_cached(self, [path], lambda: self._parse(verify_checksum(path, home)))
+        dataset = load_cached(self, [path], lambda: self._parse(verify_checksum(path, home)))
+        _warn_of_real_classes(path, dataset)
+        return dataset
 
     def _parse(self, path: Path) -> Dataset:
         arrays = _read_arrays(path)
@@ -110,13 +119,34 @@ def _read_arrays(path: Path) -> dict[str, Tensor]:
                 f"{path}: '{name}' has the shape {content[name].shape}, expected examples by their axes in x and one "
                 "label or target an example in y, or a row or a mask of them"
             )
-        arrays[name] = torch.from_numpy(np.ascontiguousarray(content[name]))
         if name.startswith("x"):
-            arrays[name] = arrays[name].to(torch.float32)
+            arrays[name] = torch.from_numpy(_round_inputs(path, name, content[name]))
+        else:
+            is_real = content[name].dtype.kind == "f"
+            arrays[name] = torch.from_numpy(content[name].astype(np.float64 if is_real else np.int64))
     for name in names:
         if len(arrays[name]) != len(arrays[name.replace("x", "y", 1)]):
             raise DataError(f"{path}: '{name}' has {len(arrays[name])} examples, but not as many labels; correct it")
     return arrays
+
+
+def _round_inputs(path: Path, name: str, values: NDArray[Any]) -> NDArray[np.float32]:
+    """Return inputs in float32.
+
+    Raises:
+        DataError: rounding takes more than a thousandth of the spread of a channel or feature.
+    """
+    rounded = np.ascontiguousarray(values, np.float32)
+    for channel in range(values.shape[1]) if values.dtype.itemsize > 4 or values.dtype.kind in "iu" else ():
+        exact = values[:, channel].astype(np.float64)
+        with np.errstate(invalid="ignore"):  # infinite numbers are refused with those of any data set
+            spread, error = np.ptp(exact), np.abs(exact - rounded[:, channel]).max()
+        if spread > 0 and error > _MOST_ROUNDING * spread:
+            raise DataError(
+                f"{path}: '{name}' holds from {exact.min():.12g} to {exact.max():.12g} at [:, {channel}], which 32 "
+                f"bits round by up to {error:.3g}; subtract an offset, or leave out what is an identifier"
+            )
+    return rounded
 
 
 def _make_labels(path: Path, arrays: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -125,7 +155,8 @@ def _make_labels(path: Path, arrays: Mapping[str, Tensor]) -> tuple[dict[str, Te
     Targets of a regression are standardised by the training ones, each number by itself.
 
     Raises:
-        DataError: the rows of both parts differ in length, or whether their numbers are labels is not clear.
+        DataError: the rows of both parts differ in length or kind, whether their numbers are labels is not clear, or
+            there is one number alone to predict.
     """
     labels = {name: array for name, array in arrays.items() if name.startswith("y")}
     train = labels.get("y_train", labels.get("y"))
@@ -133,6 +164,11 @@ def _make_labels(path: Path, arrays: Mapping[str, Tensor]) -> tuple[dict[str, Te
     if len({part.shape[1:] for part in labels.values()}) > 1:
         shapes = " and ".join(str(tuple(part.shape)) for part in labels.values())
         raise DataError(f"{path}: the targets to train and to test on have the shapes {shapes}; correct them")
+    if len({part.is_floating_point() for part in labels.values()}) > 1:
+        raise DataError(
+            f"{path}: of the targets to train and to test on, one holds real numbers and the other integers; write "
+            "both as integers, which are classes, or both as real numbers to predict"
+        )
     if train.ndim == 2 and train.shape[1] == 1:
         labels = {name: part[:, 0] for name, part in labels.items()}
         train = train[:, 0]
@@ -144,10 +180,29 @@ def _make_labels(path: Path, arrays: Mapping[str, Tensor]) -> tuple[dict[str, Te
         highest = max(int(part.max()) for part in labels.values())
         indices = {name: part.to(torch.int64) for name, part in labels.items()}
         return indices, {"num_classes": max(2, highest + 1)}
-    mean = float(train.double().mean())
-    deviation = float(train.double().std(correction=0)) or 1.0
+    mean, deviation = float(train.mean()), float(train.std(correction=0))
+    if deviation == 0:
+        raise DataError(f"{path}: the target is {mean:g} in every example to train on, expected a number to predict")
     targets = {name: ((part.double() - mean) / deviation).float() for name, part in labels.items()}
     return targets, {"num_classes": 0, "target": (mean, deviation)}
+
+
+def _warn_of_real_classes(path: Path, dataset: Dataset) -> None:
+    """Warn where numbers to predict may be classes: a few whole ones without a gap, from 0 or 1 on, each repeated."""
+    if dataset.task.goal != "numbers" or dataset.train.labels.ndim > 1:
+        return
+    mean, deviation = dataset.target
+    values = torch.unique(dataset.train.labels).double() * deviation + mean
+    first, count = round(float(values[0])), len(values)
+    without_gap = first + torch.arange(count, dtype=torch.float64)
+    if first in (0, 1) and 2 * count <= len(dataset.train) and torch.allclose(values, without_gap, atol=1e-4):
+        log.warning(
+            "%s: y holds the real numbers %d to %d alone, which are learned as numbers to predict; write them as "
+            "integers if they are classes",
+            path,
+            first,
+            first + count - 1,
+        )
 
 
 def _make_masks(

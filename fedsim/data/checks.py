@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Any
 
@@ -9,7 +10,13 @@ import torch
 from torch import Tensor
 
 from fedsim.base.errors import DataError
+from fedsim.base.task import Task
 from fedsim.data import Dataset, Examples
+
+_MOST_CHANNELS = 4
+"""Most channels of an image whose last axis has them, as images of most libraries; none is so narrow."""
+_FEWEST_ROWS = 10
+"""Rows of labels from which on it is no chance that each has one label."""
 
 
 def memory_complaint(needed: float) -> str:
@@ -31,9 +38,9 @@ def check_dataset(dataset: Any, name: str) -> Dataset:
         name: its name in the experiment.
 
     Raises:
-        DataError: it is no data set; fields are no tensors; a part is empty; inputs and labels
-            differ in number; labels are outside the classes; there are NaN or values outside the
-            range; or groups have no name.
+        DataError: it is no data set; fields are no tensors; a part is empty; images have their channels
+            last; inputs and labels differ in number; labels are outside the classes, or are classes as rows
+            of 0 and 1; there are NaN or values outside the range; or groups have no name.
     """
     if not isinstance(dataset, Dataset):
         raise DataError(f"data: '{name}' gave a {type(dataset).__name__}, expected a fedsim.data.Dataset")
@@ -46,6 +53,8 @@ def check_dataset(dataset: Any, name: str) -> Dataset:
     if dataset.train.raw.shape[1:] != dataset.test.raw.shape[1:]:
         shapes = f"{tuple(dataset.train.raw.shape[1:])} and {tuple(dataset.test.raw.shape[1:])}"
         raise DataError(f"data: '{name}' has training and test examples of different shapes, {shapes}")
+    if complaint := _check_axes(dataset.task):
+        raise DataError(f"data: '{name}' {complaint}")
     for part, examples in (("training", dataset.train), ("test", dataset.test)):
         complaint = (
             _check_shape(examples)
@@ -59,6 +68,14 @@ def check_dataset(dataset: Any, name: str) -> Dataset:
 
 
 # Each of these returns the end of a sentence on what is wrong, or an empty text.
+
+
+def _check_axes(task: Task) -> str:
+    shape = task.input_shape
+    if task.modality != "image" or (len(shape) == 3 and not (shape[0] > _MOST_CHANNELS >= shape[2])):
+        return ""
+    remedy = "x.transpose(0, 3, 1, 2) of NumPy puts channels first" if len(shape) == 3 else "add an axis of one channel"
+    return f"has images of shape {shape}, expected channel, height and width, in this order; {remedy}"
 
 
 def _check_shape(examples: Examples) -> str:
@@ -81,6 +98,11 @@ def _check_labels(dataset: Dataset, examples: Examples) -> str:
             return f"has targets of type {labels.dtype}, expected float32 for {task.describe_goal()} (num_classes = 0)"
         if task.goal == "labels" and not ((labels == 0) | (labels == 1)).all():
             return "has labels other than 0 and 1, which say whether an example has each; mend the data or num_labels"
+        if task.goal == "labels" and len(labels) >= _FEWEST_ROWS and (labels.sum(1) == 1).all():
+            return (
+                "has exactly one label an example, so that labels are classes, which are learned otherwise; write the "
+                "index of each example's class, as y.argmax(1) gives it"
+            )
         return "" if labels.isfinite().all() else "has a target that is NaN or infinite"
     if labels.dtype != torch.int64:
         return f"has labels of type {labels.dtype}, expected int64 for {task.describe_goal()}"
@@ -99,6 +121,8 @@ def _check_inputs(dataset: Dataset, examples: Examples) -> str:
     lowest, highest = _input_range(examples)
     if not lowest <= highest:
         return f"has a NaN in example {_first_nan(examples.raw)}"
+    if not math.isfinite(highest - lowest):
+        return f"has inputs from {lowest:g} to {highest:g}, expected finite numbers; mend the data"
     tolerance = 0 if dataset.vocabulary else 1e-6 * (high - low)
     if lowest < low - tolerance or highest > high + tolerance:
         expected = f"[{low:g}, {high:g}]"

@@ -29,6 +29,10 @@ log = logging.getLogger(__name__)
 
 _SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
 
+_PART_NAMES = {"train", "training", "val", "valid", "validation", "dev", "eval", "test", "testing"}
+"""Names of folders, in lower case, that are no class."""
+_DARKEST = 32
+"""An eighth of the range: images none of which is brighter were stored for another one."""
 _MAX_PIXELS = 50_000_000
 """Most pixels of one image, before and after it is resized; a small file can claim many more."""
 
@@ -84,6 +88,11 @@ class ImageFolder(CheckedSettings):
         for part in parts:
             images.append(self._read_images([verify_checksum(path, folder) for path, _ in part]))
             labels.append(torch.tensor([label for _, label in part]))
+        if max(int(part.max()) for part in images) < _DARKEST:
+            raise DataError(
+                f"{home}: no image is brighter than an eighth of its range; scale images of 12 bits, or whose pixels "
+                "are indices of classes, to the whole range"
+            )
 
         # Hold out test images where there is no folder of them.
         if len(parts) == 1:
@@ -195,6 +204,11 @@ def _list_images(home: Path) -> tuple[list[str], list[_LabelledPaths]]:
 
 def _class_names(home: Path) -> list[str]:
     names = _subfolder_names(home)
+    if part := next((name for name in names if name.lower() in _PART_NAMES), None):
+        raise DataError(
+            f"{home / part}: is named as a part of the data and would be a class; call the parts 'train' and 'val' (or "
+            "'test'), each with one folder a class"
+        )
     if len(names) < 2:
         inner = f"; set data.path to {home / names[0]}, if that is where they are" if names else ""
         raise DataError(f"{home}: expected two or more folders of images, one a class, got {len(names)}{inner}")

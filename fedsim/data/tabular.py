@@ -28,7 +28,8 @@ MAX_CATEGORIES = 1000
 _MISSING_VALUES = frozenset(("", "nan", "na", "n/a", "#n/a", "<na>", "null", "none", "nil", "?", "-", "--", "."))
 """Texts of cells without a value, in lower case."""
 _LEADING_ZERO = re.compile(r"-?0\d")
-_DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
+_SIGNED_NUMBER = re.compile(r"[^\w\s]*\s?\d[\d.,'\u2019]*\s?[^\w\s]*")
+"""A number with a sign of a currency, per cent or thousands, a decimal comma or a typographic minus."""
 _TOO_MANY_REMEDY = "name it in drop, or leave it out of categorical if it holds numbers"
 
 
@@ -200,7 +201,7 @@ def encode_columns(
         Features of `train` and of `test`, `example feature`, and the columns that they came from.
 
     Raises:
-        DataError: a column mixes numbers and other texts, writes numbers with a comma, or has too
+        DataError: a column mixes numbers and other texts, writes numbers with other signs, or has too
             many categories.
     """
     train_features: list[NDArray[np.float32]] = []
@@ -211,10 +212,10 @@ def encode_columns(
         cells = pd.concat([train[name], test[name]])
         if name in categorical or np.isnan(_to_floats(cells.unique())).all():
             # One feature a category.
-            if name not in categorical and all(_DECIMAL_COMMA.fullmatch(cell) for cell in cells.unique()):
+            if name not in categorical and all(_SIGNED_NUMBER.fullmatch(cell) for cell in cells.unique()):
                 raise DataError(
-                    f"{path}: column '{name}' holds numbers with a decimal comma, such as '{cells.iloc[0]}'; "
-                    "write them with a point, or name the column in categorical"
+                    f"{path}: column '{name}' holds numbers with other signs, such as '{cells.iloc[0]}'; write digits, "
+                    "a point and a minus alone, or name the column in categorical"
                 )
             cells = unify_numbers(cells)
             names = list_categories(path, cells)

@@ -129,3 +129,51 @@ def test_more_clients_leave_the_others_as_they_are() -> None:
     few, many = (Waves(clients=clients, examples_per_client=8).load(None) for clients in (1, 3))
     assert torch.equal(few.train.raw, many.train.raw[:8])
     assert not torch.equal(many.train.raw[:8], many.train.raw[8:16])
+
+
+def test_rows_of_one_label_each_are_classes(tmp_path: Path) -> None:
+    rows = np.eye(3, dtype=int)[np.arange(20) % 3]
+    data = ArrayFile(path=str(write_arrays(tmp_path, x=make_series(20), y=rows))).load(None)
+    with pytest.raises(DataError, match=r"exactly one label an example, .* as y.argmax\(1\) gives it"):
+        check_dataset(data, "npz")
+
+
+@pytest.mark.parametrize(("real", "warned"), [((0.0, 1.0, 2.0), True), ((1.0, 2.0), True), ((0.0, 2.0), False)])
+def test_real_numbers_that_may_be_classes_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, real: tuple[float, ...], warned: bool
+) -> None:
+    path = write_arrays(tmp_path, x=make_series(20), y=np.resize(real, 20))
+    for _ in ("parsed", "cached"):
+        caplog.clear()
+        assert ArrayFile(path=str(path)).load(None).task.goal == "numbers"
+        assert ("write them as integers if they are classes" in caplog.text) == warned
+
+
+def test_targets_of_both_parts_are_of_one_kind(tmp_path: Path) -> None:
+    path = write_arrays(
+        tmp_path, x_train=make_series(6), y_train=np.arange(6) % 2, x_test=make_series(4), y_test=np.full(4, 0.7)
+    )
+    with pytest.raises(DataError, match="one holds real numbers and the other integers"):
+        ArrayFile(path=str(path)).load(None)
+
+
+def test_unsigned_labels_are_classes(tmp_path: Path) -> None:
+    path = write_arrays(tmp_path, x=make_series(20), y=(np.arange(20) % 3).astype(np.uint16))
+    assert ArrayFile(path=str(path)).load(None).num_classes == 3
+
+
+def test_a_number_that_never_differs_is_nothing_to_predict(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"the target is 2\.5 in every example to train on"):
+        ArrayFile(path=str(write_arrays(tmp_path, x=make_series(20), y=np.full(20, 2.5)))).load(None)
+
+
+@pytest.mark.parametrize(("offset", "is_kept"), [(0.0, True), (1e4, False), (1.7e9, False)])
+def test_inputs_that_32_bits_would_round_away_are_refused(tmp_path: Path, offset: float, is_kept: bool) -> None:
+    inputs = np.random.default_rng(0).random((20, 3))
+    inputs[:, 1], inputs[:, 2] = inputs[:, 1] / 10 + offset, 0.1  # the last one never differs
+    path = str(write_arrays(tmp_path, x=inputs, y=np.arange(20) % 2))
+    if is_kept:
+        assert ArrayFile(path=path).load(None).train.raw.dtype == torch.float32
+    else:
+        with pytest.raises(DataError, match=r"at \[:, 1\], which 32 bits round by up to .*; subtract an offset"):
+            ArrayFile(path=path).load(None)

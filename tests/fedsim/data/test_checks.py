@@ -34,6 +34,16 @@ def with_train(**fields: Any) -> Dataset:
     return table(train=dataclasses.replace(table().train, **fields))
 
 
+def images(*shape: int) -> Dataset:
+    examples = Examples(raw=torch.rand(6, *shape), labels=torch.arange(6) % 3, scale=1.0)
+    return table(train=examples, test=examples, modality="image")
+
+
+def one_label_each() -> Dataset:
+    examples = Examples(raw=torch.rand(12, 2), labels=torch.eye(3).repeat(4, 1), scale=1.0)
+    return table(train=examples, test=examples, num_classes=0, num_labels=3)
+
+
 def put(tensor: Tensor, place: Any, value: float) -> Tensor:
     tensor = tensor.clone()
     tensor[place] = value
@@ -57,7 +67,13 @@ RAW, LABELS = table().train.raw, table().train.labels
         (with_train(labels=LABELS.float()), "labels of type torch.float32, expected int64"),
         (with_train(labels=LABELS[:, None]), "labels of shape"),
         (with_train(raw=put(RAW, (3, 1), float("nan"))), "has a NaN in example 3"),
-        (with_train(raw=put(RAW, (3, 1), float("inf"))), r"from 0 to inf, outside \[0, 1\]"),
+        (
+            images(28, 28, 3),
+            r"has images of shape \(28, 28, 3\), expected channel, height and width, in this order; x.tr",
+        ),
+        (images(28, 28), r"has images of shape \(28, 28\), expected channel, height and width.*; add an axis"),
+        (one_label_each(), "has exactly one label an example, so that labels are classes"),
+        (with_train(raw=put(RAW, (3, 1), float("inf"))), "from 0 to inf, expected finite numbers"),
         (with_train(raw=put(RAW, (3, 1), 1.5)), r"from 0 to 1.5, outside \[0, 1\]"),
         (with_train(raw=RAW[:, :1]), r"of different shapes, \(1,\) and \(2,\)"),
         (with_train(groups=torch.zeros(5, dtype=torch.int64)), "for 5 of 6 examples"),

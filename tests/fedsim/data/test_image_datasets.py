@@ -652,7 +652,7 @@ def make(path: Path) -> Path:
 @pytest.mark.parametrize("test", ["val", "test"])
 def test_folders_of_their_own_make_the_two_parts(folder: Path, test: str) -> None:
     for index, place in enumerate(["train/a/x", "train/b/deep/y", "train/c/z", f"{test}/c/v", f"{test}/a/w"]):
-        Image.new("RGB", (8, 8), (index, 0, 0)).save(make(folder / "own" / f"{place}.PNG"))
+        Image.new("RGB", (8, 8), (index, 255, 0)).save(make(folder / "own" / f"{place}.PNG"))
     (folder / "own" / "train" / "a" / "notes.txt").write_text("no image")
     (folder / "own" / "train" / ".hidden").mkdir()
     data = ImageFolder(path="own", size=8).load(folder)
@@ -661,6 +661,27 @@ def test_folders_of_their_own_make_the_two_parts(folder: Path, test: str) -> Non
     assert (data.test.labels.tolist(), data.test.raw[:, 0, 0, 0].tolist()) == ([0, 2], [4, 3])
     write_image(folder / "own" / test / "d" / "x.png")
     assert f"own/{test}/d: 'train' has no class of this name" in refusal(ImageFolder(path="own").load, folder)
+
+
+@pytest.mark.parametrize("parts", [("train", "valid"), ("Training", "Testing"), ("train", "eval")])
+def test_parts_by_other_names_are_no_classes(folder: Path, parts: tuple[str, str]) -> None:
+    for part in parts:
+        for label in "ab":
+            write_image(folder / "own" / part / label / "x.png")
+    assert "is named as a part of the data and would be a class; call" in refusal(ImageFolder(path="own").load, folder)
+
+
+@pytest.mark.parametrize("highest", [4095, 65535])
+def test_images_of_twelve_bits_are_not_read_as_black(folder: Path, highest: int) -> None:
+    pixels = np.linspace(0, highest, 64).astype(np.uint16).reshape(8, 8)
+    for label in "ab":
+        for name in "xyz":
+            Image.fromarray(pixels).save(make(folder / "own" / label / f"{name}.png"))
+    load = ImageFolder(path="own", size=8).load
+    if highest == 65535:
+        assert int(load(folder).train.raw.max()) == 255
+    else:
+        assert "no image is brighter than an eighth of its range; scale images of 12 bits" in refusal(load, folder)
 
 
 def test_new_images_and_changed_ones_are_read_anew(folder: Path) -> None:

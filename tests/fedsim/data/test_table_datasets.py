@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -325,8 +326,20 @@ BAD: dict[str, tuple[str | bytes, dict[str, Any], str]] = {
     "decimal comma": (
         "a;y\n1,5;0\n-2,25;1\n",
         {"target": "y", "drop": (), "separator": ";"},
-        "column 'a' holds numbers with a decimal comma, such as '.*,.*'; write them with a point",
+        "column 'a' holds numbers with other signs, such as '.*,.*'; write digits, a point and a minus alone",
     ),
+    **{
+        f"numbers with {sign}": (
+            "a,y\n" + "".join(f"{cell},{index % 2}\n" for index, cell in enumerate(cells)),
+            {"target": "y", "drop": ()},
+            f"column 'a' holds numbers with other signs, such as '({'|'.join(map(re.escape, cells))})'",
+        )
+        for sign, cells in {
+            "per cent": ("5%", "7.5 %"),
+            "a currency": ("$4", "$1.50"),
+            "a typographic minus": ("\N{MINUS SIGN}3", "\N{MINUS SIGN}4"),
+        }.items()
+    },
     "text target": (PEOPLE, {"task": "regression"}, "column 'owner' holds 'no' in line 2"),
     "one class": ("a,y\n1,0\n2,0\n", {"target": "y", "drop": ()}, "the target 'y' is '0' in every line"),
     "one number": (
