@@ -34,7 +34,8 @@ class Observer:
     Args:
         recorder: the recorder of the updates.
         count: the metric in which clients report N, if it is not Flower's.
-        partitions: by node, the client that it plays, where that is known; others are called by what they report.
+        partitions: by node, the client that it plays, where that is known, whatever it reports; others are called by
+            what they report.
 
     Attributes:
         losses: what could not be read or written, in the words of the log.
@@ -48,7 +49,8 @@ class Observer:
     ) -> None:
         self.recorder = recorder
         self._count_key = count
-        self._client_of_node: dict[int, int] = dict(partitions or {})
+        self._partitions = partitions or {}
+        self._client_of_node: dict[int, int] = dict(self._partitions)
         self._node_of_client: dict[int, int] = {client: node for node, client in self._client_of_node.items()}
         self._num_exchanges = 0
         self._recorded_rounds: set[int] = set()
@@ -222,7 +224,7 @@ class Observer:
 
     def _client_name(self, node: int, reply: MessageContent | str) -> int:
         """Return the id of the client of `node` in the recording, which no other node has."""
-        if isinstance(reply, str):
+        if isinstance(reply, str) or node in self._partitions:
             return self._client_of_node.get(node, node)
         client = client_name(reply, self._client_of_node.get(node, node))
         if self._node_of_client.setdefault(client, node) != node:

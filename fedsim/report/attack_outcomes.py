@@ -72,7 +72,8 @@ def judge_attacks(outcomes: Iterable[DefenseOutcome]) -> list[AttackOutcome]:
 
     It is the worst of those by metrics by which the attack leaks without the defense or with it,
     since the others cannot tell anything; of equal ones, that of the preferred metric. Where less
-    leaks by any of these, however, the defense does something: it weakens the attack. Several metrics
+    leaks by any of these, however, the defense does something: it weakens the attack, or, where the
+    adversary did not know of it, nothing is concluded. Several metrics
     are several chances to see that where nothing is to be seen: less has to leak by all of them, or by
     one beyond what Bonferroni's correction for their number allows.
     """
@@ -87,6 +88,9 @@ def _judge_attack(outcomes: Sequence[DefenseOutcome]) -> AttackOutcome:
     leaking = [item for item in outcomes if item.leaks_on_any_side]
     worst = min(leaking or outcomes[:1], key=lambda item: item.badness)
     weaker = [item for item in leaking if item.is_weaker]
+    weaker_naively = [item for item in leaking if item.is_weaker_naively]
+    if worst.word == NOTHING and weaker_naively:
+        worst = weaker_naively[0]
     word, reason, less_by, still_by = worst.word, worst.reason, list[str](), list[str]()
     if weaker and word in (NOTHING, WEAKENS, NOT_CONCLUDED) and not _is_weaker_beyond_chance(weaker, leaking):
         titles = enumerate_words([describe_metric(item.metric).title for item in weaker])

@@ -105,6 +105,12 @@ class DefenseOutcome:
         return self.leaks_without_defense and self.difference.is_less
 
     @property
+    def is_weaker_naively(self) -> bool:
+        """Whether what leaks without the defense is shown to leak less with it, and nobody attacked who knows it."""
+        is_less = self.difference is not None and self.difference.is_less
+        return self.adaptive is None and self.leaks_without_defense and is_less
+
+    @property
     def badness(self) -> int:
         """Place of the outcome among all, the worst first."""
         return WORST_FIRST.index(self.word)
@@ -226,7 +232,8 @@ def _judge(
     leaks = any(side.verdict == LEAKS for side in sides)
     if difference.is_less and adaptive is None:
         return NOT_CONCLUDED, (
-            "less leaks, but only the naive attack was made; grant defenses = true in [adversary.knowledge]"
+            "less leaks, but only the naive attack was made; grant defenses = true in [adversary.knowledge], or choose "
+            "an attack that reads them"
         )
     if difference.is_less:
         return WEAKENS, _why_it_does_not_hold(sides, leaks=leaks)

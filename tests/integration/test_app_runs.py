@@ -116,6 +116,17 @@ def test_the_recording_changes_no_byte_and_the_seed_all(tmp_path: Path) -> None:
         assert torch.equal(transcript.update(1, client_id).after["1.weight"], tensor)
 
 
+def test_clients_are_called_by_their_partition_whatever_they_report(tmp_path: Path) -> None:
+    """An app that counts clients from 1 would be scored against the truth of others, and have a ledger of others."""
+    app = write_app(tmp_path / "app")
+    client = (app / "small_client.py").read_text()
+    reported = '"partition-id": 1 + context.node_config["partition-id"], "train_loss"'
+    (app / "small_client.py").write_text(client.replace('"train_loss"', reported))
+    run(app, tmp_path / "run", defense=[{"name": "update-noise", "noise_multiplier": 1.0}])
+    recorded = fedsim.open(tmp_path / "run")
+    assert Transcript(tmp_path / "run").clients(1) == sorted(recorded.ledger.client) == [0, 1, 2]
+
+
 @pytest.mark.usefixtures("server_task")
 def test_a_run_of_which_a_part_is_not_recorded_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: Any, **settings: Any) -> None:

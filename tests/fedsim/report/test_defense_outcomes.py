@@ -259,6 +259,17 @@ def test_a_defense_does_not_pass_because_psnr_fell_while_examples_are_identified
     assert judged.reason == "less leaks by PSNR, but it still leaks by identification"
 
 
+def test_a_defense_does_something_where_psnr_fell_for_an_adversary_who_does_not_know_it() -> None:
+    """As one that trains on noise in place of the data: an exact attack gets the noise, and the labels as before."""
+    rows = make_rows(AT_FLOOR, "noise") + make_rows([0.5] * 6, "noise", metric="identified", floor=0.05, examples=10.0)
+    controls = make_rows(LEAKING) + make_rows([0.5] * 6, metric="identified", floor=0.05, examples=10.0)
+    outcomes = attack_outcomes(rows, controls, "")
+    assert [(item.metric, item.word) for item in outcomes] == [("psnr", NOT_CONCLUDED), ("identified", NOTHING)]
+    [judged] = judge_attacks(outcomes)
+    assert (judged.decisive.metric, judged.word, judged.needs_seeds) == ("psnr", NOT_CONCLUDED, False)
+    assert judged.reason.startswith("less leaks, but only the naive attack was made")
+
+
 def test_a_metric_by_which_nothing_leaks_without_the_defense_does_not_count() -> None:
     rows = make_both({False: AT_FLOOR, True: LOWER}, "noise")
     rows += make_both({False: [0.05] * 6, True: [0.04] * 6}, "noise", metric="identified", floor=0.05)

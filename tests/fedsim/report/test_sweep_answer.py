@@ -39,7 +39,7 @@ def test_the_lead_says_which_defense_holds_weakens_and_does_nothing() -> None:
         "points) weakens sme, but is not shown to stop it: less leaks by PSNR, but it still leaks. weak "
         "does nothing against sme: hardly any less leaks, or no less at all. Nothing is concluded about naive only "
         "against sme, because less leaks, but only the naive attack was made; grant defenses = true in "
-        "[adversary.knowledge]."
+        "[adversary.knowledge], or choose an attack that reads them."
     )
     assert found.rows[0].name == "none"  # what the others are compared with
 
