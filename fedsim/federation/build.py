@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -58,6 +59,7 @@ from fedsim.privacy.federation_privacy import FederationPrivacy
 from fedsim.recording.control_variates import join_controls, split_controls
 from fedsim.training.canaries import Canaries, audited_hook
 from fedsim.training.cohort import LocalData, can_vectorise, group_size
+from fedsim.training.evaluation_faults import describe_evaluation_faults
 from fedsim.training.example_independence import check_example_independence
 from fedsim.training.hidden_state import HIDDEN_STATE, has_hidden_state
 from fedsim.training.hooks import TrainingHooks
@@ -68,6 +70,8 @@ from fedsim.training.models.checks import check_model, check_network, limit_memo
 from fedsim.training.modes import trained_shapes
 from fedsim.training.sampling import round_batches
 from fedsim.training.settings import LocalTraining
+
+log = logging.getLogger(__name__)
 
 
 def find_data_folder() -> Path | None:
@@ -147,6 +151,8 @@ class Experiment:
         labels = self.dataset.train.labels[first_examples]
         if has_hidden_state(self.model, self.new_model("hidden state"), self.training, inputs):
             raise ConfigError(f"model: of '{self.config.model.name}', {HIDDEN_STATE}")
+        if fault := describe_evaluation_faults(self.model, inputs):
+            log.warning("model '%s': %s", self.config.model.name, fault)
         check_example_independence(self.model, self.training, self.client_defenses(0), inputs, labels)
         self._check_measures()
         check_recipe(self)

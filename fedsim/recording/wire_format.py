@@ -153,8 +153,10 @@ def match_names(state: State, names: Mapping[str, torch.Size]) -> State | None:
     >>> state = {"0": torch.ones(2), "1": torch.ones(3)}
     >>> list(match_names(state, {"weight": torch.Size([2]), "bias": torch.Size([3])}))
     ['weight', 'bias']
+    >>> match_names(state, {"1": torch.Size([3]), "0": torch.Size([2])})["0"].shape  # a model that calls its own so
+    torch.Size([2])
     """
-    if all(key.isdigit() for key in state) and len(state) == len(names):
+    if all(key.isdigit() for key in state) and len(state) == len(names) and state.keys() != names.keys():
         ordered = [state[key] for key in sorted(state, key=int)]
         state = dict(zip(names, ordered, strict=True))
     if any(name not in state or state[name].shape != shape for name, shape in names.items()):
