@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -13,6 +14,10 @@ from fedsim.interfaces.findings import MAX_CLASSES, Finding, Reconstruction, Tex
 from fedsim.interfaces.modality import PublicExamples
 from fedsim.modalities import find_modality
 
+log = logging.getLogger(__name__)
+
+_OTHER_UNIT = 0.05
+"""Share of the spread of the true numbers below which others seem to be in another unit."""
 _RANGE_TOLERANCE = 1e-3
 """Share of the value range by which a value may lie outside of it, by rounding."""
 Bounds = tuple[list[float], list[float]]
@@ -180,8 +185,11 @@ def read_public(
 ) -> PublicExamples | None:
     """Return the public examples; None where there are none.
 
+    Examples that equal a true one are left out, with a warning, as a run leaves them out of auxiliary records.
+
     Raises:
-        ConfigError: they are of another kind or shape than the truth, or have no labels though it has.
+        ConfigError: they are of another kind, shape or unit than the truth, are all equal to it, or have no labels
+            though it has.
     """
     if public is None:
         if labels is not None:
@@ -191,8 +199,19 @@ def read_public(
         return None
     examples = read_examples("public", public, bounds)
     _check_same_kind("public", examples, true)
+    if is_in_other_units(examples, true):
+        raise ConfigError(
+            f"score: public: of the value_range it spans {_spread(examples):.2g} and the truth {_spread(true):.2g}, so "
+            "it seems to be in other units, and no guess made of it would be near; scale it as the truth"
+        )
+    is_other = ~_find_equal_rows(examples, true)
+    if not is_other.any():
+        raise ConfigError("score: public: holds true examples alone; hand over examples that the client does not hold")
+    if not is_other.all():
+        count = int((~is_other).sum())
+        log.warning("score: public: %d of %d examples equal a true one and are left out", count, len(examples))
     if true_classes is None:
-        return PublicExamples(data=examples, labels=torch.zeros(len(examples), dtype=torch.int64))
+        return PublicExamples(data=examples[is_other], labels=torch.zeros(int(is_other.sum()), dtype=torch.int64))
     if labels is None:
         raise ConfigError(
             "score: public_labels: guesses know the classes by true_labels, and need these too; hand them over, or "
@@ -201,4 +220,19 @@ def read_public(
     classes = _read_label_tensor("public_labels", labels, len(examples))
     if classes.is_floating_point() != true_classes.is_floating_point():
         raise ConfigError("score: public_labels: are of another kind than true_labels; hand over classes or targets")
-    return PublicExamples(data=examples, labels=classes)
+    return PublicExamples(data=examples[is_other], labels=classes[is_other])
+
+
+def is_in_other_units(examples: Tensor, true: Tensor) -> bool:
+    """Tell whether numbers, in the value range, vary so much less than the true ones that their unit is another."""
+    return not _are_tokens(true) and _spread(examples) < _OTHER_UNIT * _spread(true)
+
+
+def _spread(examples: Tensor) -> float:
+    return float(examples.max() - examples.min())
+
+
+def _find_equal_rows(examples: Tensor, true: Tensor) -> Tensor:
+    """Return `example`, whether each of `examples` equals a true one."""
+    rows = set(map(bytes, true.numpy()))
+    return torch.tensor([bytes(row) in rows for row in examples.numpy()])

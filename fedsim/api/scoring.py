@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from rich.table import Column, Table
 from fedsim.api.claimed_examples import (
     claims_of,
     find_modality_name,
+    is_in_other_units,
     read_claim,
     read_examples,
     read_labels,
@@ -34,6 +36,8 @@ from fedsim.report.verdicts import score_readings
 
 if TYPE_CHECKING:
     import pandas as pd  # at run time where a frame is made, as it takes a third of a second
+
+log = logging.getLogger(__name__)
 
 _WIDTH = 100
 """Columns of the table."""
@@ -97,7 +101,8 @@ def score(
         truth: `example ...`, what the client held.
         labels: `claim`, the claimed classes or targets; they are scored, too.
         true_labels: `example`, the true ones, from which guesses know the classes.
-        public: `example ...`, public examples of the same kind. From them come the best guesses, and how often claims
+        public: `example ...`, public examples of the same kind, in the same units; those that equal a true one are
+            left out. From them come the best guesses, and how often claims
             identify an example by chance; a verdict needs at least twenty times as many as the client held.
         public_labels: `example`, their classes or targets; needed where there are `true_labels`.
         value_range: lowest and highest value, one pair or one value a channel.
@@ -112,6 +117,8 @@ def score(
     true = read_examples("truth", truth, bounds)
     modality = find_modality_name(modality, true)
     finding = read_claim(claimed, bounds, true)
+    if is_in_other_units(claims_of(finding), true):
+        log.warning("score: claimed: varies far less than the truth; hand it over in the units of value_range")
     # Without labels all examples count as of one class; labels that nobody claims are taken as known.
     claimed_labels, true_classes = read_labels(claimed, labels, true_labels, len(true), len(claims_of(finding)))
     has_labels, is_labelled = true_classes is not None, claimed_labels is not None

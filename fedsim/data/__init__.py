@@ -17,6 +17,8 @@ from torch import Tensor
 from fedsim.base.errors import DataError
 from fedsim.base.task import Task
 
+_LEAST_SPREAD = 1e-6
+"""Standard deviation that is no rounding, as a share of the range."""
 PADDING = "<pad>"
 """Name of the token that fills up short texts."""
 
@@ -174,12 +176,15 @@ class Dataset:
         """Mean and standard deviation of the training inputs, a channel or feature.
 
         Computed from about 20 000 examples at equal distances if there are more, because files may
-        be sorted.
+        be sorted. What never differs in them counts as spread over its whole range, so that other
+        values, of test examples, stay of the size of the rest.
         """
         stride = max(1, len(self.train) // 20_000)
         sample = self.train.inputs(torch.arange(0, len(self.train), stride)).to(torch.float64)
         axes = [0, *range(2, sample.ndim)]
-        return sample.mean(axes).float(), sample.std(axes).clamp_min(1e-3).float()
+        low, high = self.input_bounds
+        spread, span = sample.std(axes).float(), high - low
+        return sample.mean(axes).float(), torch.where(spread > _LEAST_SPREAD * span, spread, span)
 
     @cached_property
     def standardisation(self) -> tuple[Tensor, Tensor]:

@@ -65,6 +65,9 @@ def score_identification(claimed: Tensor, truth: Truth, pool: Pool | None, devic
         )
     is_matched = torch.zeros(len(pool.data), dtype=torch.bool)
     is_matched[likeness.argmax(1).cpu()] = True
+    # Of equal examples of the victim the first one is the most alike; whoever picks it out has picked out all.
+    kinds = torch.unique(truth.data.flatten(1), dim=0, return_inverse=True)[1]
+    is_matched[pool.of_victim] = torch.isin(kinds, kinds[is_matched[pool.of_victim]])
     identified = is_matched[pool.of_victim].double()
     return Score.against_guesses(
         IDENTIFIED,

@@ -63,6 +63,31 @@ def test_the_value_range_is_that_of_all_tensors() -> None:
     assert scaled["mse"].floor == pytest.approx(plain["mse"].floor, rel=1e-4)
 
 
+def test_other_units_than_those_of_the_truth_are_noticed(caplog: pytest.LogCaptureFixture) -> None:
+    fedsim.score(TRUE, TRUE * 255, public=PUBLIC * 255, value_range=(0, 255))
+    assert "score: claimed: varies far less than the truth; hand it over in the units" in caplog.text
+    with pytest.raises(ConfigError, match=r"score: public: of the value_range it spans 0\.0039 and the truth"):
+        fedsim.score(TRUE * 255, TRUE * 255, public=PUBLIC, value_range=(0, 255))
+
+
+def test_true_examples_are_not_public(caplog: pytest.LogCaptureFixture) -> None:
+    apart = fedsim.score(TRUE, TRUE, public=PUBLIC)
+    mixed = fedsim.score(TRUE, TRUE, public=torch.cat([TRUE[:2], PUBLIC]))
+    assert "score: public: 2 of 122 examples equal a true one and are left out" in caplog.text
+    assert {name: mixed[name].floor for name in mixed} == pytest.approx(
+        {name: apart[name].floor for name in apart}, nan_ok=True
+    )
+    with pytest.raises(ConfigError, match="holds true examples alone"):
+        fedsim.score(TRUE, TRUE, public=TRUE)
+
+
+def test_an_example_that_the_client_holds_twice_is_identified_twice() -> None:
+    twice = torch.cat([TRUE, TRUE[:2]])
+    scores = fedsim.score(TRUE, twice, public=PUBLIC)
+    assert scores["identified"].value == 1
+    assert fedsim.score(TRUE[2:], twice, public=PUBLIC)["identified"].value == pytest.approx(1 / 3)
+
+
 def test_texts_and_arrays_of_other_kinds_are_scored() -> None:
     texts = fedsim.score(TOKENS.flip(0).numpy(), TOKENS.numpy(), public=PUBLIC_TOKENS.numpy(), padding=0)
     assert texts["recovered"].value == 1

@@ -57,6 +57,24 @@ def test_a_channel_without_any_contrast_is_not_divided_by_zero() -> None:
     assert torch.isfinite(data.to_model(examples.inputs())).all()
 
 
+def test_features_are_standardised_in_whatever_unit_they_are() -> None:
+    inputs = torch.rand(40, 3, generator=torch.Generator().manual_seed(0))
+    inputs[:30, 2] = 0.5  # never differs while clients train
+    sent = []
+    for unit in (2.0, 1e-6):
+        parts = [
+            Examples(raw=unit * rows, labels=torch.zeros(len(rows)).long(), scale=1.0) for rows in inputs.split(30)
+        ]
+        table = Dataset(
+            name="t", train=parts[0], test=parts[1], num_classes=2, source="", licence="", value_range=(0.0, unit)
+        )
+        data = shared(table, clients=2)
+        sent.append(data.to_model(torch.cat([part.inputs() for part in parts])))
+    assert torch.allclose(sent[0], sent[1], rtol=1e-3, atol=1e-5)
+    assert sent[1][:30, :2].std(0).tolist() == pytest.approx([1, 1], rel=1e-3)
+    assert sent[1].abs().max() < 5
+
+
 # MNIST, from files in LeCun's format.
 
 
