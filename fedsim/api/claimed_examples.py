@@ -201,8 +201,9 @@ def read_public(
     _check_same_kind("public", examples, true)
     if is_in_other_units(examples, true):
         raise ConfigError(
-            f"score: public: of the value_range it spans {_spread(examples):.2g} and the truth {_spread(true):.2g}, so "
-            "it seems to be in other units, and no guess made of it would be near; scale it as the truth"
+            f"score: public: of the value_range it spans {_measure_spread(examples):.2g} and the truth "
+            f"{_measure_spread(true):.2g}, so it seems to be in other units, and no guess made of it would "
+            "be near; scale it as the truth"
         )
     is_other = ~_find_equal_rows(examples, true)
     if not is_other.any():
@@ -225,10 +226,10 @@ def read_public(
 
 def is_in_other_units(examples: Tensor, true: Tensor) -> bool:
     """Tell whether numbers, in the value range, vary so much less than the true ones that their unit is another."""
-    return not _are_tokens(true) and _spread(examples) < _OTHER_UNIT * _spread(true)
+    return not _are_tokens(true) and _measure_spread(examples) < _OTHER_UNIT * _measure_spread(true)
 
 
-def _spread(examples: Tensor) -> float:
+def _measure_spread(examples: Tensor) -> float:
     return float(examples.max() - examples.min())
 
 
