@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from fedsim.base.errors import ConfigError, join_first
-from fedsim.recording.wire_format import State
+from fedsim.recording.payloads import Payload, State
 
 log = logging.getLogger(__name__)
 
@@ -34,12 +34,11 @@ def check_reply(before: State, sent: State, num_members: int, path: Path) -> Non
 
 def _check_types(before: State, sent: State, path: Path) -> None:
     """Raise ConfigError for integers in place of real numbers, such as a sum that is not decoded yet."""
-    for name, tensor in sent.items():
-        if name in before and before[name].is_floating_point() and not tensor.is_floating_point() and tensor.ndim:
-            raise ConfigError(
-                f"{path}: '{name}' is of {tensor.dtype}, and real numbers were sent to the client; write what its "
-                "numbers stand for"
-            )
+    if name := Payload.from_dense(sent).find_codes(before):
+        raise ConfigError(
+            f"{path}: '{name}' is of {sent[name].dtype}, and real numbers were sent to the client; write what its "
+            "numbers stand for"
+        )
 
 
 def _check_shapes(before: State, sent: State, path: Path) -> None:

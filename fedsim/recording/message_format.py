@@ -6,6 +6,7 @@ Importing this module does not load torch, because experiment files are checked 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
@@ -125,8 +126,8 @@ class MessageFormat(BaseModel):
         """Return `update` as attacks read it: by the model's names, floats in `WORKING_TYPE`.
 
         Raises:
-            TranscriptError: it has several records of which this format names none, or it does not
-                match this format.
+            TranscriptError: it has several records of which this format names none, it does not
+                match this format, or it holds integers in place of real numbers.
         """
         from fedsim.recording.payloads import Payload, to_working_type  # imports torch
 
@@ -149,6 +150,11 @@ class MessageFormat(BaseModel):
             if move is not None:
                 move = self._to_model(move, where, broadcast_names)
             update = replace(update, before=before, payload=payload)
+        if name := update.payload.find_codes(update.before):
+            raise TranscriptError(
+                f"{where}: '{name}' came as integers, and was sent as real numbers, so that they stand for others, and "
+                "nothing here says for which; record what the server makes of them (docs/how-to/import-a-recording.md)"
+            )
         return replace(
             update,
             gradient_move=None if move is None else to_working_type(move),
@@ -271,7 +277,7 @@ class MessageFormat(BaseModel):
         """Return the model's name of each sent tensor, `""` of one that is not in the model.
 
         Raises:
-            TranscriptError: they have no such prefix, or are not as many as `names`.
+            TranscriptError: they have no such prefix, are not as many as `names`, or two have the same name.
         """
         if self.prefix and not any(name.startswith(self.prefix) for name in sent_names):
             raise TranscriptError(
@@ -285,6 +291,11 @@ class MessageFormat(BaseModel):
             )
         module_prefix = f"{self.module}." if self.module else ""
         names = self.names or [f"{module_prefix}{name.removeprefix(self.prefix)}" for name in sent_names]
+        if repeated := [name for name, count in Counter(names).items() if name and count > 1]:
+            raise TranscriptError(
+                f"{where}: several of the tensors that were sent are called '{repeated[0]}' in the model, and one of "
+                'them would be read; mend [app] names, with "" for those that are not of the model, or prefix'
+            )
         return dict(zip(sent_names, names, strict=True))
 
     def _reshape(self, name: str, tensor: Tensor, where: str) -> Tensor:

@@ -338,6 +338,22 @@ class Payload:
                 remarks.append(f"'{name}' came as {_type_name(got)}, and was sent as {_type_name(sent)}")
         return remarks
 
+    def find_codes(self, before: State) -> str | None:
+        """Return the first tensor of integers where real numbers were sent, such as quantised ones; or None.
+
+        A single number may be a counter, which strategies average into a real number.
+
+        >>> before = {"weight": torch.ones(2), "num_batches_tracked": torch.tensor(1.0)}
+        >>> Payload.from_dense({"num_batches_tracked": torch.tensor(1)}).find_codes(before)
+        >>> Payload.from_dense({"weight": torch.ones(2, dtype=torch.int8)}).find_codes(before)
+        'weight'
+        """
+        for name, (_, form) in self.tensors.items():
+            is_real = name in before and before[name].is_floating_point()
+            if is_real and isinstance(form, Dense) and form.values.ndim and not form.values.is_floating_point():
+                return name
+        return None
+
     def describe_misfit(self, before: State) -> str | None:
         """Return why this is no answer to w_t, beginning with "it sent", or None.
 

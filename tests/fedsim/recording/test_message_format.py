@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
-from fedsim.base.errors import ConfigError
+from fedsim.base.errors import ConfigError, TranscriptError
 from fedsim.federation.config import AttackFile, validate_tables
 from fedsim.recording.message_format import MessageFormat
+from fedsim.recording.payloads import Payload, State
+from fedsim.recording.wire_format import Update
 
 
 def read(**app: Any) -> MessageFormat:
@@ -47,3 +50,25 @@ def test_only_keys_about_updates_change_how_they_are_read() -> None:
     assert not read(messages="query", outputs="module:function", frozen=True).changes_updates
     for app in ({"record": "a"}, {"message": 2}, {"num_examples": 3}, {"transposed": True}, {"replies": "delta"}):
         assert read(**app).changes_updates, app
+
+
+def make_update(before: State, sent: State) -> Update:
+    return Update(round=1, client=3, before=before, payload=Payload.from_arrays(sent, before), num_examples=1)
+
+
+def test_integers_in_place_of_real_numbers_are_no_weights() -> None:
+    """Quantised weights would be subtracted from w_t as they are, and attacks on that be undecided."""
+    before = {"w": torch.ones(2), "batches": torch.tensor(1.0)}
+    counted = read().read(make_update(before, {"w": torch.zeros(2), "batches": torch.tensor(1)}))
+    assert counted.pseudo_gradient["w"].tolist() == [1, 1]
+    for app in ({}, {"replies": "delta"}, {"names": ["v", ""]}):
+        with pytest.raises(TranscriptError, match=r"round 1, client 3: '[vw]' came as integers, .* stand for others"):
+            read(**app).read(make_update(before, {"w": torch.ones(2, dtype=torch.int8), "batches": torch.tensor(1)}))
+
+
+@pytest.mark.parametrize("app", [{"prefix": "net."}, {"names": ["w", "w"]}])
+def test_two_tensors_are_not_read_as_one(app: dict[str, Any]) -> None:
+    """As a model and its moving average, of which the second would be taken for the first."""
+    state = {"net.w": torch.ones(2), "w": torch.zeros(2)}
+    with pytest.raises(TranscriptError, match="several of the tensors that were sent are called 'w' in the model"):
+        read(**app).read(make_update(state, state))
