@@ -44,6 +44,7 @@ from fedsim.audit.plausibility import check_fit, check_truth, check_truths, coun
 from fedsim.audit.score_reuse import EarlierScores
 from fedsim.audit.targets import PendingJob, TargetMaker
 from fedsim.audit.threat_model import (
+    check_hidden_state,
     check_model,
     check_private_facts,
     facts_in_headers,
@@ -255,6 +256,7 @@ class Audit:
         self.case.check_format(self.spec.app)
         if self.case.is_described_by_file and self.folder.path.is_dir():
             self._check_fit()
+        check_hidden_state(self.spec.adversary, self.granted_knowledge)  # after what says which tensor is at fault
         check_private_facts(self.spec.adversary, self.case)
         task = self.case.task
         shape = task.input_shape if task else self.granted_knowledge.input_shape

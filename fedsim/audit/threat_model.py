@@ -245,7 +245,7 @@ def _value_in_header(header: Header, name: str) -> Any:
 
 
 def check_model(adversary: AdversaryTable, knowledge: Knowledge) -> None:
-    """Raise PluginError where a model that the attack file names does not build, or is another one each time."""
+    """Raise PluginError where a model that the attack file names does not build."""
     setting = adversary.knowledge.model
     if not isinstance(setting, str):
         return
@@ -261,6 +261,15 @@ def check_model(adversary: AdversaryTable, knowledge: Knowledge) -> None:
         )
     if complaint := lazy_layer_complaint(network):
         raise PluginError(f"adversary.knowledge.model: {setting} {complaint}")
+
+
+def check_hidden_state(adversary: AdversaryTable, knowledge: Knowledge) -> None:
+    """Raise PluginError where a model that the attack file names, and that builds, is another one each time."""
+    setting = adversary.knowledge.model
+    if not isinstance(setting, str):
+        return
+    assert knowledge.model is not None
+    network = knowledge.model()
     inputs = probe_inputs(network, knowledge)
     with seed_globals("another draw"):
         other = knowledge.model()

@@ -41,13 +41,16 @@ def has_hidden_state(used_model: nn.Module, new_model: nn.Module, settings: Loca
 @torch.no_grad()
 def _run_passes(model: nn.Module, state: dict[str, Tensor], settings: LocalTraining, inputs: Tensor) -> list[Tensor]:
     """Return outputs in training and in evaluation, and the state that is sent after them."""
+    from torch.utils._pytree import tree_leaves
+
     load_state(model, state)
     set_modes(model, settings, inputs)
     with seed_globals("hidden state"):
         in_training = forward(model, inputs)
         sent = copy_state(model, statistics=settings.batch_norm_statistics == "shared")
         set_evaluation_modes(model, sent)
-        return [in_training, forward(model, inputs), *sent.values()]
+        outputs = tree_leaves([in_training, forward(model, inputs)])  # also of tuples and dicts
+        return [*(output for output in outputs if isinstance(output, Tensor)), *sent.values()]
 
 
 def find_written_parameter(model: nn.Module, inputs: Tensor) -> str | None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fedsim
-from fedsim.audit.threat_model import check_model
+from fedsim.audit.threat_model import check_hidden_state
 from fedsim.base.errors import ConfigError, PluginError
 from fedsim.federation.config import AdversaryTable
 from fedsim.interfaces.knowledge import Knowledge
@@ -112,6 +112,6 @@ def test_parameters_that_are_no_real_numbers_are_refused(tmp_path: Path) -> None
 
 def test_a_network_of_an_attack_file_is_refused_too() -> None:
     adversary = AdversaryTable.model_validate({"knowledge": {"model": "tests.of_an_app:build"}})
-    check_model(adversary, Knowledge(model=plain, input_shape=(1, 8, 8)))
+    check_hidden_state(adversary, Knowledge(model=plain, input_shape=(1, 8, 8)))
     with pytest.raises(PluginError, match=r"of tests\.of_an_app:build, two copies with the same"):
-        check_model(adversary, Knowledge(model=RandomFeatures, input_shape=(1, 8, 8)))
+        check_hidden_state(adversary, Knowledge(model=RandomFeatures, input_shape=(1, 8, 8)))
