@@ -38,9 +38,10 @@ def check_dataset(dataset: Any, name: str) -> Dataset:
         name: its name in the experiment.
 
     Raises:
-        DataError: it is no data set; fields are no tensors; a part is empty; images have their channels
-            last; inputs and labels differ in number; labels are outside the classes, or are classes as rows
-            of 0 and 1; there are NaN or values outside the range; or groups have no name.
+        DataError: it is no data set; fields are no tensors, or of types that do not fit; a part is empty; images
+            have their channels last; columns or names do not describe the data; inputs and labels differ in number;
+            labels are outside the classes, or are classes as rows of 0 and 1; there are NaN or values outside the
+            range; or groups have no name.
     """
     if not isinstance(dataset, Dataset):
         raise DataError(f"data: '{name}' gave a {type(dataset).__name__}, expected a fedsim.data.Dataset")
@@ -53,11 +54,12 @@ def check_dataset(dataset: Any, name: str) -> Dataset:
     if dataset.train.raw.shape[1:] != dataset.test.raw.shape[1:]:
         shapes = f"{tuple(dataset.train.raw.shape[1:])} and {tuple(dataset.test.raw.shape[1:])}"
         raise DataError(f"data: '{name}' has training and test examples of different shapes, {shapes}")
-    if complaint := _check_axes(dataset.task):
+    if complaint := _check_axes(dataset.task) or _check_names(dataset) or _check_columns(dataset):
         raise DataError(f"data: '{name}' {complaint}")
     for part, examples in (("training", dataset.train), ("test", dataset.test)):
         complaint = (
             _check_shape(examples)
+            or _check_types(dataset, examples)
             or _check_labels(dataset, examples)
             or _check_inputs(dataset, examples)
             or _check_groups(dataset, examples)
@@ -76,6 +78,45 @@ def _check_axes(task: Task) -> str:
         return ""
     remedy = "x.transpose(0, 3, 1, 2) of NumPy puts channels first" if len(shape) == 3 else "add an axis of one channel"
     return f"has images of shape {shape}, expected channel, height and width, in this order; {remedy}"
+
+
+def _check_names(dataset: Dataset) -> str:
+    task = dataset.task
+    for field, names, count in (
+        ("class_names", dataset.class_names, task.outputs),
+        ("tokens", dataset.tokens, dataset.vocabulary),
+    ):
+        if names and len(names) != count:
+            return f"has {len(names)} {field} for {count}; name all of them, or none"
+    return ""
+
+
+def _check_columns(dataset: Dataset) -> str:
+    """Check that columns are all features of a table, in their order, and that categories are 0 or 1."""
+    if not dataset.columns:
+        return ""
+    position, shape = 0, dataset.task.input_shape
+    for column in dataset.columns:
+        if column.start != position:
+            return f"has the column '{column.name}' from feature {column.start} on, expected {position}, the next one"
+        position = column.features.stop
+    if (position,) != shape:
+        return f"has columns of {position} features in all, and inputs of shape {shape}; let columns describe them all"
+    for column in dataset.columns:
+        for examples in (dataset.train, dataset.test) if column.categories else ():
+            features = examples.inputs()[:, column.features]
+            if not (((features == 0) | (features == 1)).all() and (features.sum(1) == 1).all()):
+                return f"has a column '{column.name}' of categories that is not 1 in one feature and 0 in the others"
+    return ""
+
+
+def _check_types(dataset: Dataset, examples: Examples) -> str:
+    raw, is_whole = examples.raw, not (examples.raw.is_floating_point() or examples.raw.is_complex())
+    if dataset.vocabulary and (examples.scale is not None or not is_whole):
+        return f"has tokens of type {raw.dtype} and scale {examples.scale}, expected integers, and None; mend them"
+    if not dataset.vocabulary and examples.scale is None:
+        return "has no scale, and so its numbers would be cut to integers as tokens are; give it, as scale=1.0"
+    return f"has inputs of type {raw.dtype}, expected real numbers" if raw.is_complex() else ""
 
 
 def _check_shape(examples: Examples) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedsim.base.errors import ConfigError, DataError, PluginError
 from fedsim.base.task import Task
-from fedsim.data import Dataset, Examples
+from fedsim.data import Column, Dataset, Examples
 from fedsim.data.checks import check_dataset
 from fedsim.data.digits import Digits
 from fedsim.federation.build import Experiment
@@ -72,6 +72,19 @@ RAW, LABELS = table().train.raw, table().train.labels
             r"has images of shape \(28, 28, 3\), expected channel, height and width, in this order; x.tr",
         ),
         (images(28, 28), r"has images of shape \(28, 28\), expected channel, height and width.*; add an axis"),
+        (with_train(scale=None), "has no scale, and so its numbers would be cut to integers as tokens are"),
+        (with_train(raw=RAW.to(torch.complex64)), r"has inputs of type torch\.complex64, expected real numbers"),
+        (table(vocabulary=9), r"has tokens of type torch\.float32 and scale 1\.0, expected integers, and None"),
+        (table(class_names=("a", "b")), "has 2 class_names for 3; name all of them, or none"),
+        (table(columns=(Column(name="a", start=0),)), r"has columns of 1 features in all, and inputs of shape \(2,\)"),
+        (
+            table(columns=(Column(name="a", start=0), Column(name="b", start=2))),
+            "has the column 'b' from feature 2 on, expected 1, the next one",
+        ),
+        (
+            table(columns=(Column(name="a", start=0, categories=("no", "yes")),)),
+            "has a column 'a' of categories that is not 1 in one feature and 0 in the others",
+        ),
         (one_label_each(), "has exactly one label an example, so that labels are classes"),
         (with_train(raw=put(RAW, (3, 1), float("inf"))), "from 0 to inf, expected finite numbers"),
         (with_train(raw=put(RAW, (3, 1), 1.5)), r"from 0 to 1.5, outside \[0, 1\]"),
@@ -181,7 +194,7 @@ OWN = """
 from __future__ import annotations
 import torch
 from torch import nn
-from fedsim.data import Dataset, Examples
+from fedsim.data import Column, Dataset, Examples
 from fedsim.base.task import Task
 
 def net(task: Task, width: int = 4) -> nn.Module:
