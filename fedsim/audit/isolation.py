@@ -7,6 +7,10 @@ sentence. Neither its arguments, environment, open files and import path nor its
 run, its data or the experiment, except where it imports a module from the folder of the experiment.
 Rounds are copied, not linked: a link would let it change the recording.
 
+On a CPU, each attack is made in a fork of the process. It finds nothing that was handed to another
+one: candidates of several victims, some of which share those that are no members, tell members
+without a message.
+
 It is no sandbox. The process may read whatever files its user can, and look for the run among them;
 and the evaluator imports the module of an attack as well, to read its settings.
 """
@@ -20,7 +24,7 @@ import os
 import pickle
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing.connection import wait
@@ -57,8 +61,6 @@ _FINDING = "finding"
 """Name of the file for the tensors of a finding."""
 _SECONDS_TO_END = 10.0
 """Seconds to wait for a process that was killed."""
-_Request = tuple[list[tuple[str, str]], bytes]
-"""Names and files of modules to import, and the attack and its target without tensors."""
 _MODULES_WITH_TRUTH = (
     "fedsim.audit.audit",
     "fedsim.federation.build",
@@ -160,7 +162,8 @@ class Isolation:
         if process is None or not process.can_import(files):
             if process is not None:
                 process.end()
-            process = _PackageProcess(Path(mkdtemp(dir=self._room)), files, self._hidden)
+            forgets = target.knowledge.device.type == "cpu"
+            process = _PackageProcess(Path(mkdtemp(dir=self._room)), files, self._hidden, forgets=forgets)
         try:
             answer = process.run_attack(attack, target, progress)
         except BaseException:
@@ -175,7 +178,7 @@ class Isolation:
 class _PackageProcess:
     """Process of one package, with its folder."""
 
-    def __init__(self, folder: Path, files: Mapping[str, Path], hidden: Iterable[Path]) -> None:
+    def __init__(self, folder: Path, files: Mapping[str, Path], hidden: Iterable[Path], *, forgets: bool) -> None:
         self._folder = folder
         self._files = dict(files)
         self._copied_rounds: tuple[Path, list[int]] | None = None
@@ -185,7 +188,12 @@ class _PackageProcess:
             environment=_environment(hidden),
             import_path=_import_path(files.items(), hidden),
         )
-        self._worker = Worker(_package_attacker, (), surroundings)
+        self._worker = Worker(_package_attacker, (self._named_files,), surroundings, forgets=forgets)
+
+    @property
+    def _named_files(self) -> list[tuple[str, str]]:
+        """Names and files of the modules to import."""
+        return [(name, str(file)) for name, file in self._files.items()]
 
     def can_import(self, files: Mapping[str, Path]) -> bool:
         """Return whether it lives, and its import path was made for all of these modules."""
@@ -199,12 +207,11 @@ class _PackageProcess:
             # Read models that are loaded lazily.
             models = {client: dict(state) for client, state in knowledge.models.items()}
             knowledge = replace(knowledge, models=models)
-        files = [(name, str(file)) for name, file in self._files.items()]
         # The process makes the target again, from its copies of the rounds and from the seed.
         who = target.victim, target.members, target.rng.initial_seed()
         order, tensors = _pickle_without_tensors((attack, knowledge, *who))
         save_file(tensors, self._folder / "tensors")
-        self._worker.submit((files, order))
+        self._worker.submit(order)
         while True:
             wait([self._worker.line], timeout=0.5)
             for message in self._worker.poll_messages():
@@ -242,18 +249,19 @@ class _PackageProcess:
 
 
 @contextmanager
-def _package_attacker() -> Iterator[Callable[[_Request, Progress], tuple[str, list[str]]]]:
-    """Give the function with which the process of a package attacks.
+def _package_attacker(
+    files: Sequence[tuple[str, str]],
+) -> Iterator[Callable[[bytes, Progress], tuple[str, list[str]]]]:
+    """Give the function with which the process of a package attacks, after its modules were imported.
 
     It returns the kind of the finding, and the names of its tensors in the order in which it has
     them; the tensors are in a file.
     """
     folder = Path.cwd()
+    for name, file in files:
+        _import_module(name, file)
 
-    def attack_target(request: _Request, progress: Progress) -> tuple[str, list[str]]:
-        files, order = request
-        for name, file in files:
-            _import_module(name, file)
+    def attack_target(order: bytes, progress: Progress) -> tuple[str, list[str]]:
         finding = attempt(*_restore_target(order), progress)
         tensors = tensors_to_save(finding)
         save_file(tensors, folder / _FINDING)

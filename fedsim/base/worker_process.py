@@ -25,6 +25,8 @@ from fedsim.base.worker_messages import (
 )
 
 _PR_SET_PDEATHSIG = 1
+_ANSWERED = 99
+"""Exit code of a fork that has answered its request; foreign code in it may end it with others, also with 0."""
 
 
 def interpreter_command(line: Connection) -> list[str]:
@@ -36,24 +38,29 @@ def interpreter_command(line: Connection) -> list[str]:
     start = (
         "import json, sys; from multiprocessing.connection import Connection; "
         "parent, line = int(sys.argv.pop()), Connection(int(sys.argv.pop())); "
-        "sys.path[:], logger = json.loads(line.recv_bytes()); "
-        f"from {__name__} import serve; serve(line, parent, logger)"
+        "sys.path[:], logger, forgets = json.loads(line.recv_bytes()); "
+        f"from {__name__} import serve; serve(line, parent, logger, forgets)"
     )
     return [sys.executable, "-P", "-c", start, str(line.fileno()), str(os.getpid())]
 
 
-def encode_start(import_path: Sequence[str], logger: str) -> bytes:
+def encode_start(import_path: Sequence[str], logger: str, *, forgets: bool = False) -> bytes:
     """Return what the command that `interpreter_command` returns reads first.
 
     Args:
         import_path: of the process.
         logger: name of the logger whose warnings are sent to the parent.
+        forgets: see `serve`.
     """
-    return json.dumps([list(import_path), logger]).encode()
+    return json.dumps([list(import_path), logger, forgets]).encode()
 
 
-def serve(line: Connection, parent: int, logger: str) -> None:
-    """Answer requests until an empty one comes."""
+def serve(line: Connection, parent: int, logger: str, forgets: bool) -> None:
+    """Answer requests until an empty one comes.
+
+    With `forgets`, each request is answered by a fork of this process after its set-up, so that no request finds
+    what the code of another one left in memory.
+    """
     end_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, and then ends us
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
@@ -70,20 +77,41 @@ def serve(line: Connection, parent: int, logger: str) -> None:
 
     logging.getLogger(logger).addHandler(_LogSender(send))
     with ExitStack() as stack, suppress(EOFError):
-        setup, work = line.recv_bytes(), None
-        while request := line.recv_bytes():
+        setup, work, is_fork = line.recv_bytes(), None, False
+        while not is_fork and (request := line.recv_bytes()):
             try:
                 # The set-up is inside, so that its errors are reported as those of the request.
                 if work is None:
                     prepare, arguments = pickle.loads(setup)
                     work = stack.enter_context(prepare(*arguments))
-                send(ResultMessage(work(pickle.loads(request), progress)))
+                is_fork = forgets and _fork_and_wait()
+                if is_fork or not forgets:
+                    send(ResultMessage(work(pickle.loads(request), progress)))
             except BaseException as error:  # also sys.exit, which may end only this request
                 send(ErrorMessage.from_error(error))
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # as processes of `multiprocessing` do: an orderly end of torch takes a second
+    # As processes of `multiprocessing` do: an orderly end of torch takes a second.
+    os._exit(_ANSWERED if is_fork else 0)
+
+
+def _fork_and_wait() -> bool:
+    """Fork this process; return True in the fork, and False here once that has ended with `_ANSWERED`.
+
+    Where it ended otherwise, this process does the same, and whoever waits for an answer learns of what it died.
+    """
+    own_id = os.getpid()
+    child = os.fork()
+    if not child:
+        end_with_parent(own_id)
+        return True
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code == _ANSWERED:
+        return False
+    if code < 0:
+        os.kill(own_id, -code)
+    os._exit(max(code, 0))
 
 
 def end_with_parent(parent: int) -> None:

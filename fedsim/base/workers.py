@@ -174,6 +174,8 @@ class Worker:
         prepare: called in the process with `arguments`; a context manager that gives the function
             which does the work.
         surroundings: in place of those of this process.
+        forgets: whether no item finds in memory what work on an earlier one left there, see `serve`; for a process
+            that has not used an accelerator when it is set up, which no fork could use.
     """
 
     def __init__(
@@ -181,6 +183,8 @@ class Worker:
         prepare: PrepareWork,
         arguments: tuple[Any, ...],
         surroundings: Surroundings | None = None,
+        *,
+        forgets: bool = False,
     ) -> None:
         self.line, worker_end = Pipe()
         self._owns_session = surroundings is not None
@@ -207,7 +211,7 @@ class Worker:
         if self._process.stdout is not None:
             threading.Thread(target=_forward_output, args=(self._process.stdout,), daemon=True).start()
         self._is_dismissed = self._is_death_reported = False
-        self._send(encode_start(import_path, logger))
+        self._send(encode_start(import_path, logger, forgets=forgets))
         self._send(pickle.dumps((prepare, arguments)))
 
     @property

@@ -178,6 +178,17 @@ class Warns(Of):
         logging.getLogger("fedsim.adversaries.matching").error("w" * 10000)
         return Reconstruction(data=torch.zeros(6, 1, 8, 8), labels=torch.zeros(6, dtype=torch.long))
 
+victims_so_far = []
+
+@dataclass(frozen=True, kw_only=True)
+class Remembers(Of):
+    """Keeps what it was told of one victim for the next, as candidates, of which the shared ones are no members."""
+    def _run(self, target, progress):
+        victims_so_far.append(target.victim)
+        if len(victims_so_far) > 1:
+            raise AttackError(f"remembers {victims_so_far}")
+        return Reconstruction(data=torch.zeros(6, 1, 8, 8), labels=torch.zeros(6, dtype=torch.long))
+
 @dataclass(frozen=True, kw_only=True)
 class Hangs(Of):
     """Does not come back."""
@@ -290,6 +301,10 @@ def test_a_stranger_that_ends_its_process_fails_alone(run: Path, capfd: pytest.C
     assert "printed by a stranger" in capfd.readouterr().err
 
 
+def test_a_stranger_remembers_no_other_victim(run: Path) -> None:
+    assert open_audit(run, spec({"name": "Remembers", "label": "remembers"})).run() == []
+
+
 def test_what_a_stranger_warns_of_is_logged_and_stays_with_its_finding(
     run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -321,7 +336,7 @@ def test_nothing_outlives_an_attack_that_is_stopped(
         assert process.poll() is None, process.finish()
         started = find_descendants(process.pid)
         assert {int(pid.name) for pid in (tmp_path / "pids").iterdir()} < set(started)
-        assert len(started) == 4  # two workers and their strangers
+        assert len(started) == 6  # two workers, their strangers and the forks that attack
         process.send_signal(number)
         _, _, said = process.finish(10)
         wait_until(lambda: not any(map(is_alive, started)), 5)
