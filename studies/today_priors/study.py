@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from fedsim.audit.evaluation.statistics import confidence_interval, gains
+from fedsim.audit.evaluation.statistics import Values, confidence_interval, gains
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base import metrics
 from fedsim.base.randomness import generator
@@ -37,6 +37,8 @@ COMPONENTS = 60
 METRICS = ("psnr", "ssim", "lpips", "identified")
 BN_WEIGHT = 0.005
 """Of the distance to the statistics that the client sent, as in the study `today`."""
+NORMALISED_BY_BATCH = ("sent", "withheld")
+"""What of its BatchNorm statistics a client does where layers normalise by the batch; `frozen` and `none` do not."""
 _SHARED: dict[str, Any] = {"iterations": 100, "signed": False}
 Rows = Sequence[Mapping[str, str]]
 
@@ -65,22 +67,30 @@ class CosineDecayInversion(BatchNormalisedInversion):
     """Matching whose step size falls along a cosine.
 
     Args:
+        by_batch: BatchNorm layers normalise dummy data by their batch, not by the running statistics.
         start: images where it starts, standardised; None starts as the prior does.
     """
 
+    by_batch: bool = True
     start: Tensor | None = None
 
+    def _problem(self, update: Update, knowledge: Knowledge) -> InversionProblem:
+        return build_problem(update, knowledge, use_batch_statistics=self.by_batch)
+
     def _recipe(self, problem: InversionProblem) -> Recipe:
-        recipe = replace(super()._recipe(problem), schedule=cosine_schedule)
+        recipe = replace(super()._recipe(problem), schedule=cosine_schedule, normalised_by_batch=self.by_batch)
         return recipe if self.start is None else replace(recipe, parametrisation=FixedStart(self.start))
 
 
 def build_attack(attack: str, statistics: str, half_way: Tensor) -> CosineDecayInversion:
     """Return the attack with a prior, or matching from half way to the true images, which no adversary can begin at."""
-    weight = BN_WEIGHT if statistics == "sent" else 0.0
+    settings = _SHARED | {
+        "by_batch": statistics in NORMALISED_BY_BATCH,
+        "bn_weight": BN_WEIGHT if statistics == "sent" else 0.0,
+    }
     if attack == "half way":
-        return CosineDecayInversion(**_SHARED, step_size=0.02, tv_weight=0.001, bn_weight=weight, start=half_way)
-    return CosineDecayInversion(**_SHARED, step_size=0.1, tv_weight=0.0, bn_weight=weight, prior="pca")
+        return CosineDecayInversion(**settings, step_size=0.02, tv_weight=0.001, start=half_way)
+    return CosineDecayInversion(**settings, step_size=0.1, tv_weight=0.0, prior="pca")
 
 
 @cache
@@ -96,7 +106,7 @@ def measure(model: str, weights: str, statistics: str, batch: int, attack: str, 
     update, knowledge = send_message(model, "cifar10", batch, "gradient", weights, statistics, seed)
     knowledge = replace(knowledge, auxiliary=public_records(model))
     images, labels = victims_images("cifar10", batch, seed)
-    problem = known_problem(update, knowledge)
+    problem = known_problem(update, knowledge, by_batch=statistics in NORMALISED_BY_BATCH)
     true = problem.scaling.from_unit_range(images[labels.argsort(stable=True)])
     points = points_between(problem, true)
     method = build_attack(attack, statistics, points["half"])
@@ -113,12 +123,12 @@ def measure(model: str, weights: str, statistics: str, batch: int, attack: str, 
     return row | diagnose(problem, true, points)
 
 
-def known_problem(update: Update, knowledge: Knowledge) -> InversionProblem:
-    """Return the problem of an attack that normalises by the batch and knows the labels."""
-    problem = build_problem(update, knowledge, use_batch_statistics=True)
+def known_problem(update: Update, knowledge: Knowledge, *, by_batch: bool) -> InversionProblem:
+    """Return the problem of an attack that knows the labels, and normalises by the batch or as the model does."""
+    problem = build_problem(update, knowledge, use_batch_statistics=by_batch)
     assert knowledge.labels is not None
-    model = copy_with_batch_statistics(problem.model)
-    return replace(problem, model=model, uses_batch_statistics=True, labels=knowledge.labels)
+    model = copy_with_batch_statistics(problem.model) if by_batch else problem.model
+    return replace(problem, model=model, uses_batch_statistics=by_batch, labels=knowledge.labels)
 
 
 def points_between(problem: InversionProblem, true: Tensor) -> dict[str, Tensor]:
@@ -160,7 +170,8 @@ def diagnose(problem: InversionProblem, true: Tensor, points: Mapping[str, Tenso
 
 
 TITLES = {
-    "early": "early", "trained": "trained", "withheld": "batch, withheld", "sent": "batch, sent",
+    "resnet18/4": "ResNet18/4", "vit": "ViT", "early": "early", "trained": "trained",
+    "frozen": "running", "sent": "batch, sent", "withheld": "batch, withheld", "none": "–",
     "pca": "60 components", "half way": "from half way",
 }  # fmt: skip
 FORMATS = {"psnr": ".1f", "ssim": ".2f", "lpips": ".2f", "identified": ".2f"}
@@ -170,17 +181,21 @@ POINTS = {"means": "class means", "half": "half way", "nearest": "60 components"
 def tables(rows: Rows) -> dict[str, str]:
     """Return the scores, and what a descent meets on its way."""
     scores, ways = [], []
-    for setting, cell in group_rows(rows, "batch", "weights", "statistics", "attack").items():
-        line = [setting[0], *(TITLES[name] for name in setting[1:]), str(len(cell))]
+    settings = group_rows(rows, "model", "statistics", "batch", "weights", "attack")
+    for setting in sorted(settings, key=rank_setting):
+        cell, attack = settings[setting], setting[-1]
+        model, statistics, batch, weights = (TITLES.get(name, name) for name in setting[:-1])
+        place = [batch, weights, model, statistics]
+        line = [*place, TITLES[attack], str(len(cell))]
         for suffix in ("_floor", ""):
             line.append(
                 " / ".join(f"{column_values(cell, name + suffix).mean():{form}}" for name, form in FORMATS.items())
             )
         left = f"{column_values(cell, 'distance').mean():.2f}"
         scores.append([*line, *map_gains(cell), f"{column_values(cell, 'psnr_other').mean():.1f}", left])
-        if setting[3] == "pca":  # the points do not depend on the attack
-            ways.append([*line[:3], line[4], *map_points(cell)])
-    head = ["N", "weights", "BatchNorm"]
+        if attack == "pca":  # the points do not depend on the attack
+            ways.append([*place, str(len(cell)), *map_points(cell)])
+    head = ["N", "weights", "network", "BatchNorm"]
     gain_heads = ["gain in dB", "gain in LPIPS", "gain in identified"]
     return {
         "": markdown_table(
@@ -188,6 +203,11 @@ def tables(rows: Rows) -> dict[str, str]:
         ),
         "ways": markdown_table([*head, "victims", *POINTS.values()], ways),
     }
+
+
+def rank_setting(setting: Sequence[str]) -> list[int]:
+    """Return where a setting stands in the tables: in the order of `TITLES`, numbers by their size."""
+    return [int(value) if value.isdecimal() else list(TITLES).index(value) for value in setting]
 
 
 def map_gains(cell: Rows) -> list[str]:
@@ -202,10 +222,23 @@ def map_gains(cell: Rows) -> list[str]:
         beyond = gains(
             column_values(cell, name), column_values(cell, f"{name}_floor"), higher_is_better=name != "lpips"
         )
-        low, high = confidence_interval(beyond)
+        low, high = interval_of_gain(cell, name, beyond)
         interval = f" ({low:{form}}, {high:{form}})" if len(cell) >= FEWEST else ""
         texts.append(f"{beyond.mean():{form}}{interval}")
     return texts
+
+
+def interval_of_gain(cell: Rows, name: str, beyond: Values) -> tuple[float, float]:
+    """Return the 95 % interval of the mean gain over victims.
+
+    Shares are those of few images, and of one image 0 or 1: five times 0 has no spread, and yet says little. So they
+    have the interval of a share, from which the floor's mean is taken.
+    """
+    if name != "identified":
+        return confidence_interval(beyond)
+    low, high = confidence_interval(column_values(cell, name), share=True)
+    floor = float(column_values(cell, f"{name}_floor").mean())
+    return low - floor, high - floor
 
 
 def map_points(cell: Rows) -> list[str]:
