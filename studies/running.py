@@ -122,11 +122,11 @@ class Study:
         grids = (cell for grid in self.file.cells for cell in expand_grid(grid))
         known = self.module.cells() if hasattr(self.module, "cells") else grids
         applies = getattr(self.module, "applies", lambda cell: True)
-        cells: list[Row] = []
+        cells: dict[str, Row] = {}
         for cell in known:
-            if cell not in cells and applies(cell) and matches(cell, only or {}):
-                cells.append(cell)
-        return cells
+            if applies(cell) and matches(cell, only or {}):
+                cells.setdefault(repr(sorted(cell.items())), cell)
+        return list(cells.values())
 
 
 def study_names() -> list[str]:
@@ -225,7 +225,7 @@ def run_cells(study: Study, path: Path, only: Mapping[str, str], minutes: float)
     """Measure the cells that have no row yet, until the time is up."""
     assert study.module is not None
     is_row_of = getattr(study.module, "is_row_of", matches)
-    started = time.monotonic()
+    started, every = time.monotonic(), study.cells()
     for cell in study.cells(only):
         if any(is_row_of(row, cell) for row in read_rows(path)):
             continue
@@ -234,7 +234,7 @@ def run_cells(study: Study, path: Path, only: Mapping[str, str], minutes: float)
             return
         measured = study.module.measure(**cell)
         rows = [cell | row for row in (measured if isinstance(measured, list) else [measured])]
-        append_rows(path, rows, study.file.number_format, study.cells())
+        append_rows(path, rows, study.file.number_format, every)
         print(*(f"{name} {value}" for name, value in (rows or [cell])[0].items()), flush=True)
 
 

@@ -189,6 +189,7 @@ def read_points() -> pd.DataFrame:
     """Return a row for each attacked batch of each network, epoch and mode; NaN where it was not measured."""
     quality = pd.read_csv(STUDIES / "angular" / "results.csv").set_index(list(CELL))
     quality["loss drop"] = quality[DROPS[0]] - quality[DROPS[1]]
+    quality["relative drop"] = quality["loss drop"] / quality[DROPS[0]]
     quality["objective drop"] = quality[DROPS[2]] - quality[DROPS[3]]
     measured = pd.read_csv(STUDIES / "angular_measures" / "results.csv")
     measured = measured.pivot_table(index=list(CELL), columns="measure", values="value")
@@ -198,23 +199,27 @@ def read_points() -> pd.DataFrame:
 def figures() -> dict[str, Any]:
     """Return our figures in the place of Table 1 and Figs. 4, 6 and 7."""
     points = read_points()
-    table_1, figure_6 = {}, {}
+    table_1, figure_6, pooled = {}, {}, {}
     for (mode, epoch), rows in points[points.model == "resnet18"].groupby(["mode", "epoch"]):
         texts = {"mse": spread(rows.mse, 2), "psnr": spread(rows.psnr, 1), "lpips": spread(rows.lpips, 3)}
         table_1[f"{mode}, epoch {epoch}"] = texts
     for group, rows in groups(points).items():
         figure_6[group] = {"drop": interval(correlations(rows, "lipschitz.max", "loss drop"))}
+        pooled[group] = {"drop": interval(correlations(rows, "lipschitz.max", "loss drop", pooled=True))}
     note = "Mean and standard deviation over two batches."
     intervals = "Within a batch, over states, averaged; intervals by drawing states anew."
     kept = [
         kept_result("table1", "ten epochs", COMMAND, table_1, note),
         kept_result("fig6", "ten epochs", COMMAND, figure_6, intervals),
+        kept_result("fig6", "ten epochs; pooled", COMMAND, pooled, "Over states and batches at once."),
     ]
     tables = {
         "states": states_table,
         "widths": widths_table,
         "correlations": correlations_table,
         "against-norm": norm_table,
+        "readings": readings_table,
+        "drops": drops_table,
     }
     details = [kept_details(n, COMMAND if n == "states" else "", *table(points)) for n, table in tables.items()]
     return {"paper": "angular-lipschitz", "kept": kept, "details": details}
@@ -298,14 +303,52 @@ def norm_table(points: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     return ["stronger than the norm's by", "measure", *OUTCOMES.values()], lines
 
 
-def correlations(rows: pd.DataFrame, measure: str, outcome: str) -> Numbers:
-    """Return Spearman's over all states within each batch, averaged, then over states drawn anew."""
+def readings_table(points: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
+    """Return correlations within batches and over both at once, and by how much L^cos is stronger than the norm."""
+    norm, _, cosine = PICTURED
+    lines = []
+    for group, rows in groups(points).items():
+        drawn = {}
+        for measure in PICTURED:
+            columns = [(outcome, pooled) for outcome in ("lpips", "mse") for pooled in (False, True)]
+            drawn[measure] = [correlations(rows, measure, outcome, pooled=pooled) for outcome, pooled in columns]
+            lines.append([group, MEASURES[measure], *map(interval, drawn[measure])])
+        stronger = [abs(ours) - abs(of_norm) for ours, of_norm in zip(drawn[cosine], drawn[norm], strict=True)]
+        lines.append([group, "L^cos stronger than ‖g‖ by", *map(interval, stronger)])
+    head = [
+        f"{OUTCOMES[outcome]}, {reading}" for outcome in ("lpips", "mse") for reading in ("within batches", "pooled")
+    ]
+    return ["", "measure", *head], lines
+
+
+def drops_table(points: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
+    """Return the correlation of L-tilde with the drop of the loss, as it is and relative to its start."""
+    lines = []
+    for group, rows in groups(points).items():
+        for states, chosen in (("all", rows), ("without epoch 0", rows[rows.epoch > 0])):
+            texts = [
+                interval(correlations(chosen, "lipschitz.max", outcome, pooled=pooled))
+                for outcome in ("loss drop", "relative drop")
+                for pooled in (False, True)
+            ]
+            lines.append([group, states, *texts])
+    head = [f"{drop}, {reading}" for drop in ("drop", "relative drop") for reading in ("within batches", "pooled")]
+    return ["", "states", *head], lines
+
+
+def correlations(rows: pd.DataFrame, measure: str, outcome: str, *, pooled: bool = False) -> Numbers:
+    """Return Spearman's over all states within each batch, averaged, then over states drawn anew.
+
+    With `pooled` it is over the states of all batches at once.
+    """
     grid = rows.pivot(index=list(CELL[:3]), columns="batch", values=[measure, outcome])
     first, second = grid[measure].to_numpy(), grid[outcome].to_numpy()
     states = draw_places(len(grid), RESAMPLED, SEED)
     by_batch = []
     with np.errstate(invalid="ignore", divide="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of draws without any value
+        if pooled:
+            return spearman_of_rows(*(values[states].reshape(len(states), -1) for values in (first, second)))
         for x, y in zip(first.T, second.T, strict=True):
             known = np.isfinite(x[states]) & np.isfinite(y[states])
             found = spearman_of_rows(x[states], y[states])

@@ -11,12 +11,16 @@ examples are drawn once.
 (`strength` is 1 - quantile). What leaks is then the mean over all rounds, and the most of any round (`most`), of a
 client that alone has a gate: its values and what leaks of it are those of a federation without gates, attacked in each
 round.
+
+Which clients a gate closes on in round 1 is judged beside all choices of as many clients of the same federation, and
+beside an oracle's: those of which the action saves most. Intervals over clients would not do, for clients differ more
+than any choice among them can gain: that of the oracle itself would include 0.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -32,6 +36,7 @@ from torch import Tensor
 
 import fedsim
 from clients.defenses.gate import Gate
+from fedsim.audit.audit import Audit
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.local_context import LocalContext, Memory
@@ -41,7 +46,7 @@ from studies.messages import attack_federation
 from studies.running import Row, final_accuracy
 from studies.writing import column_values, draw_places, format_drawn, markdown_table, select_rows
 
-CLIENTS, ROUNDS, NOISE, RESAMPLED = 16, 10, 0.002, 2000
+CLIENTS, ROUNDS, NOISE, RESAMPLED, PERMUTED = 16, 10, 0.002, 2000, 999
 STRENGTHS = (0.25, 0.5, 0.75)
 Rows = Sequence[Mapping[str, str]]
 MEASURES: Mapping[str, dict[str, Any]] = {
@@ -49,6 +54,17 @@ MEASURES: Mapping[str, dict[str, Any]] = {
     "angular-lipschitz": {"name": "angular-lipschitz", "noises": 20},
     "expected-error": {"name": "expected-error", "steps": 8},
 }
+ROUNDED = 0.001
+"""dB by which a sum over clients may differ as rows have four decimals."""
+TURNED = "gradient-norm below"
+GATES: Mapping[str, dict[str, Any]] = {
+    "gradient-norm": {"measure": MEASURES["gradient-norm"]},
+    TURNED: {"measure": MEASURES["gradient-norm"], "larger_means": "less"},
+    "angular-lipschitz": {"measure": MEASURES["angular-lipschitz"]},
+    "expected-error": {"measure": MEASURES["expected-error"]},
+    "lavp": {"measure": {"name": "lavp", "steps": 1}},
+}
+"""Settings of a gate by what rows call it; the second closes on small gradients, against the measure's direction."""
 RANDOM_GATE = "studies.gate.study:RandomGate"
 BY_QUANTILE, MOST = "withhold by quantile", "-most"
 """`MOST` after the name of an attack: what leaks in the round that leaks most."""
@@ -103,10 +119,12 @@ def measure(seed: int, action: str, measure: str, strength: float) -> list[Row]:
         leaks = over_rounds(leaks_of(seed, "open rounds")) if action else leaks_of(seed, "plain")
         return arm_rows("none", 0.0, accuracy, leaks)
     if action == "drop-examples":
-        table: dict[str, Any] = {"name": "gate", "measure": MEASURES[measure]} if measure else {"name": RANDOM_GATE}
-        defense = [table | {"action": action, "fraction": strength}]
-        accuracy, _ = federate(seed, defense)
-        return arm_rows("gate" if measure else "random", strength, accuracy, first_round(attack_all(seed, defense)))
+        rows, arms = list[Row](), {"gate": {"name": "gate", **GATES[measure]}, "random": {"name": RANDOM_GATE}}
+        for arm, table in arms.items():
+            defense = [table | {"action": action, "fraction": strength}]
+            accuracy, _ = federate(seed, defense)
+            rows += arm_rows(arm, strength, accuracy, first_round(attack_all(seed, defense)))
+        return rows
     if action == BY_QUANTILE:
         return follow_past(seed, measure, strength)
     return close_past_limit(seed, action, measure, strength)
@@ -116,7 +134,7 @@ def close_past_limit(seed: int, action: str, measure: str, strength: float) -> l
     """Measure a gate that withholds or adds noise past a limit, and what does so at random."""
     side, limit = find_limit(seed, measure, strength)
     noise = {"noise": NOISE} if action == "noise" else {}
-    gate = {"name": "gate", "measure": MEASURES[measure], "action": action, side: limit, **noise}
+    gate = {"name": "gate", **GATES[measure], "action": action, side: limit, **noise}
     accuracy, closed = federate(seed, [gate])
     plain = leaks_of(seed, "plain")
     protected = leaks_of(seed, "noisy") if action == "noise" else {name: 0 * leak for name, leak in plain.items()}
@@ -130,8 +148,8 @@ def close_past_limit(seed: int, action: str, measure: str, strength: float) -> l
 
 def follow_past(seed: int, measure: str, strength: float) -> list[Row]:
     """Measure a gate whose limit follows the client's own past; accuracy is that where all have it."""
-    accuracy, closed = federate(seed, [{"name": "gate", "measure": MEASURES[measure], "quantile": 1 - strength}])
-    alone = silent_rounds(seed, Gate(measure=MEASURES[measure], quantile=1 - strength))
+    accuracy, closed = federate(seed, [{"name": "gate", **GATES[measure], "quantile": 1 - strength}])
+    alone = silent_rounds(seed, Gate(**GATES[measure], quantile=1 - strength))
     open_rounds = leaks_of(seed, "open rounds")
     sent = {name: np.where(alone, 0, leaks) for name, leaks in open_rounds.items()}
     rows = arm_rows("gate", alone.mean(), accuracy, over_rounds(sent))
@@ -155,9 +173,9 @@ def silent_rounds(seed: int, gate: Gate) -> NDArray[np.bool_]:
 
 def find_limit(seed: int, measure: str, strength: float) -> tuple[str, float]:
     """Return by which setting and at which value a gate closes for that share of the clients in round 1."""
-    values = exposures(seed, 1, (measure,))
+    values = exposures(seed, 1, (GATES[measure]["measure"]["name"],))
     first = values[values["quantity"] == values["quantity"].iloc[0]]
-    more = first["larger_means"].iloc[0] == "more"
+    more = GATES[measure].get("larger_means", first["larger_means"].iloc[0]) == "more"
     place = round(CLIENTS * (1 - strength if more else strength))
     limit = np.sort(first["value"].to_numpy(dtype=float))[place - 1 : place + 1].mean()
     return "above" if more else "below", float(limit)
@@ -217,14 +235,22 @@ def federate(seed: int, defense: list[dict[str, Any]]) -> tuple[float, NDArray[n
 def attack_all(seed: int, defense: list[dict[str, Any]], rounds: int = 1) -> Leaks:
     """Return what leaks of each client in the first rounds, `round client`."""
     with attack_federation(experiment_tables(seed, defense, rounds), ATTACKS, rounds) as (_, audit):
-        scores, examples = list(audit.score()), pd.read_csv(audit.folder.images)
-    psnr = examples[examples["metric"] == "psnr"].groupby(["attack", "round", "victim"])["value"]
+        found = leaks_by_victim(audit)
     leaks = {name: np.zeros((rounds, CLIENTS)) for name in ("sme", "ig")}
+    for (attack, number, client), leak in found.items():
+        leaks[attack][number - 1, client] = leak
+    return leaks
+
+
+def leaks_by_victim(audit: Audit) -> dict[tuple[str, int, int], float]:
+    """Return what leaks in dB by attack, round and client, of those that an attack was made on."""
+    scores, examples = list(audit.score()), pd.read_csv(audit.folder.images)
+    psnr = examples[examples["metric"] == "psnr"].groupby(["attack", "round", "victim"])["value"]
+    leaks = {}
     for score in scores:
         if score["metric"] == "psnr":
-            number, client = int(score["round"]), int(score["victim"])
-            values = psnr.get_group((score["attack"], number, client)).to_numpy(dtype=float)
-            leaks[score["attack"]][number - 1, client] = np.maximum(values - score["floor"], 0).mean()
+            victim = score["attack"], int(score["round"]), int(score["victim"])
+            leaks[victim] = float(np.maximum(psnr.get_group(victim).to_numpy(dtype=float) - score["floor"], 0).mean())
     return leaks
 
 
@@ -254,36 +280,58 @@ def arm_rows(arm: str, closed: float, accuracy: float, leaks: Leaks) -> list[Row
 
 
 def tables(rows: Rows) -> dict[str, str]:
-    """Return what each gate leaks, and how much less that is than at random, with 95 % intervals."""
-    head = ["action", "measure", "strength", "clients", "closed", "accuracy (random)", "SME (random)", "difference"]
-    head += ["IG (random)", "difference"]
-    lines: list[list[str]] = []
-    for action in ("", "withhold", "noise", "drop-examples"):
-        lines += action_lines(select_rows(rows, action=action), action or "none")
+    """Return what each gate leaks beside chance, and by limits on clients beside an oracle."""
+    head = ["action", "measure", "strength", "clients", "closed", "accuracy (random)"]
+    choices = [*head, "SME (random, oracle)", "of the oracle's gain", "IG (random, oracle)", "of the oracle's gain"]
+    paired = [*head, "SME (random)", "difference", "IG (random)", "difference"]
+    by_limit = [*action_lines(select_rows(rows, action=""), "none")]
+    for action in ("withhold", "noise"):
+        by_limit += action_lines(select_rows(rows, action=action), action, compare=compare_choices)
+    examples = action_lines(select_rows(rows, action="drop-examples"), "drop-examples")
     same = select_rows(rows, action=BY_QUANTILE)
     by_quantile = [*action_lines(same, BY_QUANTILE), *action_lines(same, f"{BY_QUANTILE}, most", MOST)]
-    return {"limits": markdown_table(head, lines), "quantiles": markdown_table(head, by_quantile)}
+    return {
+        "limits": markdown_table(choices, by_limit),
+        "examples": markdown_table(paired, examples),
+        "quantiles": markdown_table(paired, by_quantile),
+    }
 
 
-def action_lines(rows: Rows, title: str, suffix: str = "") -> Iterator[list[str]]:
-    """Yield the lines of one action, by the attacks whose names end in `suffix`."""
+def action_lines(
+    rows: Rows, title: str, suffix: str = "", *, compare: Callable[[Rows, Rows], tuple[str, str]] | None = None
+) -> Iterator[list[str]]:
+    """Yield the lines of one action, by the attacks whose names end in `suffix`.
+
+    Args:
+        rows: of one action.
+        title: what the action is called.
+        suffix: of the names of attacks.
+        compare: returns what leaks with a gate and at random, and how they compare; by default client by client.
+    """
     attacks = [f"{name}{suffix}" for name in ("sme", "ig")]
-    if plain := select_rows(rows, arm="none"):
-        clients = len({(row["seed"], row["client"]) for row in plain})
-        leaks = [mean_text(select_rows(plain, attack=name), "leak") for name in attacks]
-        measure, accuracy = "" if title == "none" else "none", mean_text(plain, "accuracy", ".3f")
+    if undefended := select_rows(rows, arm="none"):
+        clients = len({(row["seed"], row["client"]) for row in undefended})
+        leaks = [mean_text(select_rows(undefended, attack=name), "leak") for name in attacks]
+        measure, accuracy = "" if title == "none" else "none", mean_text(undefended, "accuracy", ".3f")
         yield [title, measure, "", str(clients), "0", accuracy, leaks[0], "", leaks[1], ""]
-    for measure, strength in product(MEASURES, STRENGTHS):
+    for measure, strength in product(GATES, STRENGTHS):
         same = select_rows(rows, strength=strength)
         gate = select_rows(same, arm="gate", measure=measure)
-        random = [row for row in select_rows(same, arm="random") if row["measure"] in ("", measure)]
+        # A measure's own control is made by the same commit; the first measures share one.
+        own = select_rows(rows, arm="random", measure=measure)
+        controls = own or select_rows(rows, arm="random", measure="")
+        random = select_rows(controls, strength=strength)
         seeds = {row["seed"] for row in gate} & {row["seed"] for row in random}
-        gate, random = ([row for row in arm if row["seed"] in seeds] for arm in (gate, random))
+        gate, random, controls = ([row for row in arm if row["seed"] in seeds] for arm in (gate, random, controls))
         if seeds:
             accuracy = f"{mean_text(gate, 'accuracy', '.3f')} ({mean_text(random, 'accuracy', '.3f')})"
             leaks = []
             for name in attacks:
-                leaks += compare_arms(select_rows(gate, attack=name), select_rows(random, attack=name))
+                of_gate, of_random = select_rows(gate, attack=name), select_rows(random, attack=name)
+                if compare is None:
+                    leaks += compare_arms(of_gate, of_random)
+                else:
+                    leaks += compare(of_gate, select_rows(controls, attack=name))
             clients = len(seeds) * CLIENTS
             yield [title, measure, str(strength), str(clients), mean_text(gate, "closed"), accuracy, *leaks]
 
@@ -291,6 +339,37 @@ def action_lines(rows: Rows, title: str, suffix: str = "") -> Iterator[list[str]
 def mean_text(rows: Rows, column: str, form: str = ".2f") -> str:
     """Format the mean of a column."""
     return f"{column_values(rows, column).mean():{form}}"
+
+
+def compare_choices(gate: Rows, random: Rows) -> tuple[str, str]:
+    """Format what leaks with a gate, at random and by an oracle, and the share of the oracle's gain with its p.
+
+    p is how often a random choice of as many clients of each federation gains as much.
+
+    Args:
+        gate: rows of a gate with one strength.
+        random: rows of its random control with all strengths. What leaks is there
+            (1 - strength) x undefended + strength x protected, so two strengths tell what the action saves.
+    """
+    strength, low, high = float(gate[0]["strength"]), STRENGTHS[0], STRENGTHS[-1]
+    at_low, at_high = (leak_grid(select_rows(random, strength=value)) for value in (low, high))
+    saved = (at_low - at_high) / (high - low)
+    undefended = at_low + low * saved
+    count = round(strength * CLIENTS)
+    best = np.sort(saved, axis=1)[:, CLIENTS - count :].sum(1).mean()
+    by_chance, gained = saved.mean() * count, (undefended - leak_grid(gate)).sum(1).mean()
+    rng = np.random.default_rng(0)
+    permuted = np.array([rng.permuted(saved, axis=1)[:, :count].sum(1).mean() for _ in range(PERMUTED)])
+    probability = (1 + (permuted >= gained - ROUNDED).sum()) / (1 + PERMUTED)
+    at_random, oracle = undefended.mean() - strength * saved.mean(), undefended.mean() - best / CLIENTS
+    means_text = f"{mean_text(gate, 'leak')} ({at_random:.2f}, {oracle:.2f})"
+    return means_text, f"{(gained - by_chance) / (best - by_chance):+.2f} (p {probability:.3f})"
+
+
+def leak_grid(rows: Rows) -> Numbers:
+    """Return what leaks as `federation client`."""
+    table = pd.DataFrame(rows).astype({"leak": float, "client": int})
+    return np.asarray(table.pivot(index="seed", columns="client", values="leak"), dtype=float)
 
 
 def compare_arms(gate: Rows, random: Rows) -> tuple[str, str]:

@@ -165,6 +165,10 @@ PAPER_NAMES = {
 """What LAVP calls the measures that it has, too."""
 ENERGY = "distance from the mean, no gradient"
 """What expected-error says where the gradient tells nothing: the mean square of the inputs."""
+TITLES = PAPER_NAMES | {"image.own-mean": "distance from its own mean colour, no gradient"}
+HIDDEN = "image.data-mean"
+"""The distance from the mean again, in pixels."""
+POOLED = "; pooled"
 FEWEST, RESAMPLED = 20, 1000
 """Images of a network from which on a correlation says something."""
 COMMAND = "export FEDSIM_DATA=DIR OMP_NUM_THREADS=1\npython -m studies lavp lavp_measures --only data={}"
@@ -195,26 +199,39 @@ def measures() -> Mapping[tuple[str, str, str], ByImage]:
 
 def figures() -> dict[str, Any]:
     """Return our figures in the place of the paper's Tables 1 to 4."""
+    from studies.lavp.controls import colour_table, partial_table
     from studies.lavp_local.study import local_table
 
     quality, measured, kept = qualities(), measures(), []
     for data, distance in product(DATA, DISTANCES):
         counts = {model: len(quality.get((data, model, distance, "mse"), ())) for model in EPOCHS[data]}
-        note = "Spearman's correlation within each of these networks, averaged; images reconstructed: "
-        note += ", ".join(f"{model} {count}" for model, count in counts.items()) + "."
+        images = f"images reconstructed: {', '.join(f'{model} {count}' for model, count in counts.items())}."
         for name, rows in correlation_rows(data, distance, quality, measured).items():
+            reading = (
+                "over all of these networks at once" if POOLED in name else "within each of these networks, averaged"
+            )
+            note = f"Spearman's correlation {reading}; {images}"
             kept.append(kept_result(f"{TABLES[data]}-{distance}", name, COMMAND.format(data), rows, note))
     command = "export FEDSIM_DATA=DIR OMP_NUM_THREADS=1 # after the above; ten minutes of one core\n"
-    details = kept_details("local", f"{command}python -m studies lavp_local", *local_table(measured))
-    return {"paper": "lavp", "kept": kept, "details": [details]}
+    details = [
+        kept_details("local", f"{command}python -m studies lavp_local", *local_table(measured)),
+        kept_details("colour", "", *colour_table(quality, measured)),
+        kept_details("partial", "", *partial_table(quality, measured)),
+    ]
+    return {"paper": "lavp", "kept": kept, "details": details}
 
 
 def correlation_rows(
     data: str, distance: str, quality: Mapping[Any, ByImage], measured: Mapping[tuple[str, str, str], ByImage]
 ) -> dict[str, dict[str, dict[str, str]]]:
-    """Return by the networks and the steps to the minimum, by measure and score, the mean correlation over networks."""
+    """Return by the networks and the steps to the minimum, by measure and score, the mean correlation over networks.
+
+    Measures that the paper has, too, have a second result, of all networks at once.
+    """
+    from studies.lavp.controls import format_pooled
+
     found: dict[str, dict[str, dict[str, str]]] = {}
-    for measure in dict.fromkeys(name for of, _, name in measured if of == data):
+    for measure in dict.fromkeys(name for of, _, name in measured if of == data and name != HIDDEN):
         sampled = []
         for model in EPOCHS[data]:
             both = measured.get((data, model, measure), {}).keys() & quality[data, model, distance, "mse"]
@@ -222,10 +239,12 @@ def correlation_rows(
                 sampled.append(model)
         if sampled:
             row, steps = paper_name(measure)
-            texts = found.setdefault(f"{', '.join(sampled)}{steps}", {}).setdefault(row, {})
+            name = f"{', '.join(sampled)}{steps}"
             for score in SCORES:
                 pairs = [(measured[data, model, measure], quality[data, model, distance, score]) for model in sampled]
-                texts[score] = format_correlation(pairs)
+                found.setdefault(name, {}).setdefault(row, {})[score] = format_correlation(pairs)
+                if len(sampled) > 1 and row in PAPER_NAMES.values():
+                    found.setdefault(f"{name}{POOLED}", {}).setdefault(row, {})[score] = format_pooled(pairs)
     return found
 
 
@@ -234,7 +253,7 @@ def paper_name(measure: str) -> tuple[str, str]:
     label, _, quantity = measure.partition(".")
     kind, _, steps = label.partition("-")
     if kind != "lavp":
-        return PAPER_NAMES.get(measure, measure), ""
+        return TITLES.get(measure, measure), ""
     return PAPER_NAMES[f"lavp.{quantity}"], f"; {steps or 100} steps"
 
 
