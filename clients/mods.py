@@ -183,7 +183,8 @@ def _floating_weights(name: str, before: State, payload: Payload) -> State:
     """Return the floating-point weights in `payload`, without integers such as counts.
 
     Raises:
-        RunError: a tensor was not broadcast, or with another shape or type.
+        RunError: a tensor was not broadcast, or with another shape or type; or an array of integers, on which no
+            defense acts, has changed.
     """
     for key in payload.tensors:
         if key not in before:
@@ -200,5 +201,10 @@ def _floating_weights(name: str, before: State, payload: Payload) -> State:
                 f"{name}: '{key}' was broadcast as {describe_value(before[key])} and is to be sent as "
                 f"{describe_value(tensor)}, so its update cannot be defended; send it as it was broadcast, in real "
                 "numbers"
+            )
+        if not tensor.is_floating_point() and tensor.ndim and not torch.equal(tensor, before[key].to(tensor)):
+            raise RunError(
+                f"{name}: '{key}' holds integers, on which no defense acts, and has changed since it was broadcast, so "
+                "that it would be sent in clear; send it in real numbers, or leave it as it was"
             )
     return {key: tensor for key, tensor in weights.items() if tensor.is_floating_point()}

@@ -43,7 +43,8 @@ def make_app_ledger(
 
     Args:
         headers: of all rounds of the recording.
-        defenses: by label; those that prove nothing by the number of messages have no rows.
+        defenses: by label; those that prove nothing by the number of messages have no rows, nor those that do not act
+            in all rounds.
         num_asked: by client, to how many training messages it was asked for an answer. Those that are in no header
             count in the last round.
     """
@@ -51,7 +52,11 @@ def make_app_ledger(
     unrecorded = Counter(num_asked or {}) - Counter(client for _, client in messages)
     last_round = max((number for number, _ in messages), default=1)
     messages += [(last_round, client) for client in sorted(unrecorded.elements())]
-    proving = {label: defense for label, defense in defenses.items() if prove_by_messages(defense, 1) is not None}
+    proving = dict[str, Defense]()
+    for label, defense in defenses.items():
+        acts_in_all = all(defense.acts_in(number) for number in {number for number, _ in messages})
+        if acts_in_all and prove_by_messages(defense, 1) is not None:
+            proving[label] = defense
     num_messages = Counter[tuple[str, int]]()
     rows: list[Row] = []
     for number, client in messages:

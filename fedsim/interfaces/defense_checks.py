@@ -145,11 +145,22 @@ def check_setting(defense: Defense, setting: Setting) -> None:
                 "replaces features by how they change with the inputs, and texts are inputs that cannot be "
                 "differentiated; choose data of numbers, or leave it out"
             )
+        _check_idle_rounds(defense, setting.rounds)
         defense.check(setting)
         if overrides(defense, "of_client"):
             clients = range(len(setting.num_examples))
             for participation in {setting.participation(client) for client in clients}:
                 defense.of_client(participation)
+
+
+def _check_idle_rounds(defense: Defense, rounds: int) -> None:
+    """Raise ConfigError where `defense` proves something about all that a client sends, and lets rounds through."""
+    idle = (number for number in range(1, rounds + 1) if not defense.acts_in(number))
+    if overrides(defense, "acts_in") and _has_guarantee(defense) and (number := next(idle, None)):
+        raise ConfigError(
+            f"it has a guarantee, and does not act in round {number}, whose messages are in clear, so that its epsilon "
+            "would be false; let it act in all rounds, or promise nothing"
+        )
 
 
 def name_of_defense(defense: Defense) -> str:

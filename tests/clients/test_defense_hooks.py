@@ -134,6 +134,17 @@ def test_what_has_no_difference_to_the_broadcast_is_not_sent(after: State, expec
     assert expected in str(error.value)
 
 
+def test_counts_of_the_data_do_not_pass_a_defense_in_clear() -> None:
+    before = {**BEFORE, "class_counts": torch.zeros(3, dtype=torch.int64), "steps": torch.tensor(0)}
+    after = {**AFTER, "class_counts": torch.zeros(3, dtype=torch.int64), "steps": torch.tensor(5)}
+    context = LocalContext(rng=generator(0))
+    sent = defend_payload(Hooks(), before, Payload.from_dense(after, "weights"), context).arrays()
+    assert sent["steps"].item() == 5
+    after["class_counts"] = torch.tensor([4, 0, 2])
+    with pytest.raises(RunError, match="'class_counts' holds integers, on which no defense acts, and has changed"):
+        defend_payload(Hooks(), before, Payload.from_dense(after, "weights"), context)
+
+
 # Inside local training, of weights and of gradients.
 
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
 from clients.defenses.dp_sgd import DpSgd
 from clients.defenses.top_k import TopK
 from clients.defenses.update_noise import UpdateNoise
+from fedsim.base.errors import ConfigError
 from fedsim.federation.app_ledger import make_app_ledger, prove_by_messages
+from fedsim.federation.build import Experiment, resolve
 from fedsim.interfaces.defense import Participation
+from fedsim.interfaces.defense_checks import check_setting
 from fedsim.privacy.ledger import spending_by_client
 from fedsim.recording.header import FORMAT_VERSION, Header, Reply
+from tests.support.experiments import make_tiny_config
 
 NOISE = UpdateNoise(clip=0.5, noise_multiplier=4.0)
 
@@ -35,6 +41,23 @@ def test_what_depends_on_training_proves_nothing_here() -> None:
     assert prove_by_messages(DpSgd(noise_multiplier=1.0), 3) is None
     assert prove_by_messages(TopK(), 3) is None
     assert make_app_ledger([make_header(1, make_reply(0))], {"dp-sgd": DpSgd(noise_multiplier=1.0)}) == []
+
+
+@dataclass(frozen=True, kw_only=True)
+class LateNoise(UpdateNoise):
+    """Acts from round 2 on."""
+
+    def acts_in(self, number: int) -> bool:
+        return number > 1
+
+
+def test_nothing_is_proved_of_a_defense_that_lets_a_round_through() -> None:
+    late = LateNoise(noise_multiplier=4.0)
+    first, second = (make_header(number, make_reply(0)) for number in (1, 2))
+    assert make_app_ledger([first, second], {"late": late}) == []
+    assert len(make_app_ledger([second], {"late": late})) == 1
+    with pytest.raises(ConfigError, match="LateNoise: it has a guarantee, and does not act in round 1"):
+        check_setting(late, Experiment(resolve(make_tiny_config())).setting)
 
 
 def test_each_message_counts_whether_or_not_it_was_answered_or_recorded() -> None:
