@@ -19,6 +19,8 @@ from fedsim.base.task import Task
 
 _LEAST_SPREAD = 1e-6
 """Standard deviation that is no rounding, as a share of the range."""
+_OTHER_UNIT = 0.1
+"""Share of the whole range below which what a channel spans is in another unit."""
 PADDING = "<pad>"
 """Name of the token that fills up short texts."""
 
@@ -146,19 +148,29 @@ class Dataset:
 
     @cached_property
     def input_bounds(self) -> tuple[Tensor, Tensor]:
-        """Lowest and highest value of an input: two numbers, for a table `feature` each.
+        """Lowest and highest value of an input: two numbers, for a table `feature` each, or for series `channel 1`.
 
         A table whose value range is [0, 1] was scaled column by column, so that each column has
-        that range.
+        that range. Channels of series have ranges of their own where one of them spans less than a
+        tenth of the whole: these are in different units.
         """
         low, high = (torch.tensor(float(bound)) for bound in self.value_range)
+        if self.task.modality == "series":
+            lows, highs = self._measure_ends([0, 2])
+            has_units = len(lows) > 1 and bool((highs - lows).amin() < _OTHER_UNIT * (high - low))
+            return (lows[:, None], highs[:, None]) if has_units else (low, high)
         if self.task.modality != "table" or self.value_range == (0, 1):
             return low, high
-        rows = torch.cat([self.train.inputs(), self.test.inputs()])
-        low, high = rows.amin(0), rows.amax(0)
+        low, high = self._measure_ends([0])
         for column in self.columns:
             if column.categories:
                 low[column.features], high[column.features] = 0.0, 1.0
+        return low, high
+
+    def _measure_ends(self, axes: list[int]) -> tuple[Tensor, Tensor]:
+        """Return the lowest and highest inputs over some axes; 1 apart where all are equal."""
+        inputs = torch.cat([self.train.inputs(), self.test.inputs()])
+        low, high = inputs.amin(axes), inputs.amax(axes)
         return low, torch.where(high > low, high, low + 1)
 
     def to_unit_range(self, inputs: Tensor) -> Tensor:
@@ -183,7 +195,7 @@ class Dataset:
         sample = self.train.inputs(torch.arange(0, len(self.train), stride)).to(torch.float64)
         axes = [0, *range(2, sample.ndim)]
         low, high = self.input_bounds
-        spread, span = sample.std(axes).float(), high - low
+        spread, span = sample.std(axes).float(), (high - low).flatten()
         return sample.mean(axes).float(), torch.where(spread > _LEAST_SPREAD * span, spread, span)
 
     @cached_property

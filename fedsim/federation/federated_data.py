@@ -301,7 +301,7 @@ class FederatedData:
     def value_range(self) -> tuple[list[float], list[float]]:
         """Return the lowest and highest value of model inputs, by channel."""
         channels, *axes = self.dataset.task.input_shape
-        ends = (end.expand(channels).reshape(1, channels, *[1] * len(axes)) for end in self.dataset.input_bounds)
+        ends = (end.flatten().expand(channels).reshape(1, -1, *[1] * len(axes)) for end in self.dataset.input_bounds)
         low, high = (self.to_model(end).flatten().tolist() for end in ends)
         return low, high
 
