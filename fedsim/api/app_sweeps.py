@@ -25,10 +25,10 @@ from fedsim.base.progress import report_progress
 from fedsim.federation import lock
 from fedsim.federation.app_file import RUN_TABLES
 from fedsim.federation.app_run import build_app_defenses
+from fedsim.federation.defense_limits import describe_defense_limits
 from fedsim.federation.flower_app import FlowerApp
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.reading import read_toml
-from fedsim.federation.undefended_rounds import describe_undefended_rounds
 from fedsim.report.sweep_page import FILE, PAGE, write_sweep_page
 from fedsim.sweeps.controls import without_defense
 from fedsim.sweeps.file import SweepFile
@@ -136,7 +136,7 @@ class _CellResult:
     rows: Sequence[Mapping[str, str]]
     seconds: float
     reason: str = ""
-    undefended_rounds: str = ""
+    defense_limits: str = ""
 
 
 def _run_group(group: Sequence[AppCell], folder: OpenRun, trust: bool) -> dict[str, _CellResult]:
@@ -156,7 +156,7 @@ def _run_group(group: Sequence[AppCell], folder: OpenRun, trust: bool) -> dict[s
     except FedsimError as error:
         return {cell.key: _CellResult((), time.monotonic() - start, str(error)) for cell in group}
     seconds = (time.monotonic() - start) / len(group)
-    undefended = " ".join(describe_undefended_rounds(build_app_defenses(request.file), folder.recording.rounds))
+    undefended = " ".join(describe_defense_limits(build_app_defenses(request.file), folder.recording.rounds))
     return {
         key: _CellResult(rows[key], seconds, _find_failures(title, titles, done), undefended)
         for key, title in titles.items()
@@ -202,13 +202,13 @@ def _score_rows(cells: Sequence[AppCell], results: Mapping[str, _CellResult]) ->
 def _cell_rows(cells: Sequence[AppCell], results: Mapping[str, _CellResult]) -> Iterator[dict[str, Any]]:
     for cell in cells:
         row = {**_cell_columns(cell), "added": int(cell.point.is_added), "run": ""}
-        row |= {"no_control": "", "undefended_rounds": ""}
+        row |= {"no_control": "", "defense_limits": ""}
         if cell.key not in results:
             yield row | {"state": "not done", "reason": ""}
             continue
         result = results[cell.key]
         state = "failed" if result.reason else "done"
-        row |= {"undefended_rounds": result.undefended_rounds, "state": state, "reason": result.reason}
+        row |= {"defense_limits": result.defense_limits, "state": state, "reason": result.reason}
         yield row | {"seconds": round(result.seconds, 2), "run": _run_path(cell)}
 
 

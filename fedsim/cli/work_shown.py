@@ -86,7 +86,7 @@ def show_sweep_answer(answer: SweepAnswer, steps: Sequence[NextStep]) -> None:
         console.print(table)
     if answer.lead:
         console.print(answer.lead, markup=False, highlight=False)
-    for sentence in [*answer.undefended_rounds, *answer.failures]:
+    for sentence in [*answer.defense_limits, *answer.failures]:
         console.print(sentence, markup=False, highlight=False)
     show_next_steps(steps)
 

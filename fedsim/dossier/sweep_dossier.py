@@ -70,7 +70,7 @@ def collect_sweep_dossier(path: Path, options: DossierOptions) -> Dossier:
         *(["Not all cells are as they were written, so nothing below can be relied on."] if facts.problems else []),
         answer.lead or "Nothing was scored, so nothing can be said of what the messages leak.",
         *answer.no_controls,
-        *answer.undefended_rounds,
+        *answer.defense_limits,
         *describe_worst(judged),
         *describe_openness(judged),
         *answer.failures,

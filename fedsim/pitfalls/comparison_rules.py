@@ -7,7 +7,7 @@ from typing import Any
 from fedsim.base.errors import join_first
 from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
-from fedsim.federation.undefended_rounds import list_undefended_rounds
+from fedsim.federation.defense_limits import list_undefended_rounds
 from fedsim.pitfalls.defense_probe import find_missing_strength
 from fedsim.pitfalls.design import EvaluationDesign, attacked_rounds, recorded_rounds
 from fedsim.pitfalls.pitfall import PitfallRule, Symptom

@@ -15,7 +15,7 @@ import numpy as np
 from fedsim.audit.audit import Audit
 from fedsim.audit.evaluation import statistics
 from fedsim.audit.plan import ADAPTIVE
-from fedsim.federation.undefended_rounds import describe_undefended_rounds
+from fedsim.federation.defense_limits import describe_defense_limits
 from fedsim.interfaces.metric import describe_metric
 from fedsim.report.summary import Summary, are_independent, difference_interval, interval_text, join_titles
 from fedsim.report.verdicts import LEAKS, MIN_VICTIMS, NOT_JUDGED, ScoreReading
@@ -233,7 +233,7 @@ def defense_remarks(readings: Sequence[ScoreReading], audit: Audit | None) -> li
     sentences = remarks(readings, defended=defended, granted=granted)
     if audit is not None and audit.experiment is not None and any(is_judged(reading) for reading in readings):
         rounds = range(1, audit.experiment.config.federation.rounds + 1)
-        sentences += describe_undefended_rounds(audit.experiment.defenses, rounds)
+        sentences += describe_defense_limits(audit.experiment.defenses, rounds)
     return sentences
 
 

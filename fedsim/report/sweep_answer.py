@@ -53,7 +53,7 @@ class SweepAnswer:
         guess: accuracy of the most frequent class; NaN where it is not known.
         seeds: in which anything was scored.
         no_controls: why settings have no control, each with its name.
-        undefended_rounds: in which rounds the defenses of a setting do not act, each with its name.
+        defense_limits: what scores do not say of the defenses of a setting, each with its name.
         failures: sentences on attacks without results in some cells.
     """
 
@@ -64,7 +64,7 @@ class SweepAnswer:
     guess: float
     seeds: Sequence[str]
     no_controls: Sequence[str]
-    undefended_rounds: Sequence[str]
+    defense_limits: Sequence[str]
     failures: Sequence[str]
 
     @property
@@ -88,19 +88,19 @@ def answer_sweep(rows: Sequence[Row], cells: Sequence[Row], axes: Sequence[str])
     for row in rows:
         rows_by_cell[row["cell"]].append(row)
     reasons = {row["cell"]: row["no_control"] for row in cells if row["no_control"]}
-    undefended_in_cell = {row["cell"]: row["undefended_rounds"] for row in cells}
+    limits_in_cell = {row["cell"]: row["defense_limits"] for row in cells}
     names = SettingNames.from_labels(axes, rows_by_setting)
     metric = find_main_metric(rows, axes)
     # A row for each setting.
-    setting_rows, no_controls, undefended_rounds = [], [], []
+    setting_rows, no_controls, defense_limits = [], [], []
     for labels, of_setting in rows_by_setting.items():
         name = names(labels) or ONLY_SETTING
         no_control = next((reasons[row["cell"]] for row in of_setting if row["cell"] in reasons), "")
         if no_control:
             no_controls.append(f"{name} has no control: {no_control}.")
-        undefended = (undefended_in_cell.get(row["cell"], "") for row in of_setting)
-        undefended_rounds += [
-            text if text.startswith(name) else f"{name}: {text}" for text in dict.fromkeys(filter(None, undefended))
+        limits = (limits_in_cell.get(row["cell"], "") for row in of_setting)
+        defense_limits += [
+            text if text.startswith(name) else f"{name}: {text}" for text in dict.fromkeys(filter(None, limits))
         ]
         control_cells = dict.fromkeys(row["control"] for row in of_setting if row["control"] != row["cell"])
         controls = [row for cell in control_cells for row in rows_by_cell.get(cell, [])]
@@ -116,7 +116,7 @@ def answer_sweep(rows: Sequence[Row], cells: Sequence[Row], axes: Sequence[str])
         guess=math.fsum(guesses) / len(guesses) if guesses else math.nan,
         seeds=list(dict.fromkeys(row["seed"] for row in rows)),
         no_controls=no_controls,
-        undefended_rounds=undefended_rounds,
+        defense_limits=defense_limits,
         failures=describe_failed_cells(rows, cells, axes),
     )
 

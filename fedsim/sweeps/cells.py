@@ -28,10 +28,10 @@ from fedsim.federation.build import (
     resolve,
 )
 from fedsim.federation.config import AdversaryTable, AttackFile, Config, validate_tables
+from fedsim.federation.defense_limits import describe_defense_limits
 from fedsim.federation.reading import config_of
 from fedsim.federation.settings import LAUNCH, hash_experiment_code, hash_named_files, versions
 from fedsim.federation.trust import check_trust
-from fedsim.federation.undefended_rounds import describe_undefended_rounds
 from fedsim.interfaces.attack import BASELINE_SOURCES
 from fedsim.plugins import registry
 from fedsim.plugins.allowed_code import find_references
@@ -53,7 +53,7 @@ class SweepCell:
         point: its point in the grid.
         config: its experiment, with every setting written out, as its run folder holds it.
         title: title of its attack there; other attacks are those that it builds on.
-        undefended_rounds: sentences on its defenses that do not act in all rounds; empty where all do.
+        defense_limits: sentences on what scores do not say of its defenses, see `describe_defense_limits`.
         federation: hash of the inputs of its federation.
         key: hash of the inputs of its findings and scores.
     """
@@ -61,7 +61,7 @@ class SweepCell:
     point: GridPoint
     config: Config
     title: str
-    undefended_rounds: str = ""
+    defense_limits: str = ""
     federation: str = field(init=False)
     key: str = field(init=False)
 
@@ -168,9 +168,9 @@ def build_cell(grid: SweepGrid, point: GridPoint, *, trust: bool) -> SweepCell:
     config = resolve(_in_one_process(config))
     experiment = Experiment(config)
     _check_settings(experiment)
-    undefended = describe_undefended_rounds(experiment.defenses, range(1, config.federation.rounds + 1))
+    undefended = describe_defense_limits(experiment.defenses, range(1, config.federation.rounds + 1))
     title = config.attack[-1].title
-    return SweepCell(point=point, config=config, title=title, undefended_rounds=" ".join(undefended))
+    return SweepCell(point=point, config=config, title=title, defense_limits=" ".join(undefended))
 
 
 def _check_settings(experiment: Experiment) -> None:

@@ -241,3 +241,11 @@ def test_rounds_without_the_defense_stand_beside_what_is_said_of_it() -> None:
     sentence = "censor does not act in 3 of 5 rounds, the first of which is round 3"
     assert any(remark.startswith(sentence) for remark in remarks_on(5))
     assert not any("does not act" in remark for remark in remarks_on(2))
+
+
+@pytest.mark.parametrize(("defense", "is_told"), [("augmentation", True), ("mixup", True), ("gradient-prune", False)])
+def test_a_defense_that_changes_examples_is_told_beside_what_is_said_of_it(defense: str, is_told: bool) -> None:
+    config = make_tiny_config(defense=[{"name": defense}])
+    audit: Any = SimpleNamespace(config=config, experiment=Experiment(config), spec=make_attack_file("sme"))
+    told = [remark for remark in defense_remarks(make_readings(HELD, LOWER), audit) if "as they were" in remark]
+    assert [remark.split()[0] for remark in told] == [defense] * is_told

@@ -115,7 +115,7 @@ def make_cells(states: Sequence[tuple[str, str, str]]) -> Rows:
         cell, control = f"{defense} {attack}", f"none {attack}"
         cells.append({
             "cell": cell, "control": control, "defense": defense, "attack": attack, "state": state, "no_control": "",
-            "undefended_rounds": "",
+            "defense_limits": "",
         })  # fmt: skip
     return cells
 
@@ -124,8 +124,8 @@ def test_rounds_without_the_defense_are_said_once() -> None:
     rows = [row | {"cell": "early sme"} for row in make_rows(AT_FLOOR, "early")]
     cells = make_cells([("early", "sme", "done"), ("early", "sme", "done")])
     for cell in cells:
-        cell["undefended_rounds"] = "censor does not act in round 2."
-    assert answer(make_rows(LEAKING), rows, cells=cells).undefended_rounds == ["early: censor does not act in round 2."]
+        cell["defense_limits"] = "censor does not act in round 2."
+    assert answer(make_rows(LEAKING), rows, cells=cells).defense_limits == ["early: censor does not act in round 2."]
 
 
 def test_an_attack_that_fails_under_a_defense_alone_has_met_the_defense() -> None:
