@@ -122,6 +122,27 @@ LOGISTIC = """
     def logistic():
         return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
 """
+PERCEPTRON = """
+    from torch import nn
+
+    def perceptron():
+        hidden = nn.Linear(784, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU()
+        return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(32, 10))
+"""
+TRANSFORMER = """
+    import torch
+    from torchvision.models import VisionTransformer
+
+    def transformer():
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            sizes = {"patch_size": 56, "num_layers": 1, "num_heads": 2, "hidden_dim": 32, "mlp_dim": 32}
+            network = VisionTransformer(image_size=224, **sizes)
+        network.heads[-1] = torch.nn.Linear(32, 102)
+        network.requires_grad_(False)
+        network.heads.requires_grad_(True)
+        return network
+"""
 SPLIT = """
     from fedrep.models import CNNCifar10, CNNCifar10ModelSplit
 
@@ -190,6 +211,28 @@ APPS = {
         settings={"batch-size": TRAINED_ON, "fraction-evaluate": 0.0},
         app=f"transposed = true\nnames = {BIAS_FIRST}",
         code=CHANNELS_LAST,
+    ),
+    # Its images are vectors, and its clients keep their accuracy to themselves.
+    "quickstart-mlx": App(
+        "mlxexample",
+        (1, 28, 28),
+        (0.0, 1.0),
+        model="said_by_auditor:perceptron",
+        settings={"fraction-evaluate": 0.0},
+        app="names = ['1.weight', '1.bias', '3.weight', '3.bias', '5.weight', '5.bias']",
+        code=PERCEPTRON,
+    ),
+    # It crops images at random, so that only their labels are known.
+    "flowertune-vit": App(
+        "vitexample",
+        (3, 224, 224),
+        ((0 - 0.485) / 0.229, (1 - 0.406) / 0.225),
+        102,
+        "said_by_auditor:transformer",
+        app='module = "heads"\nfrozen = true',
+        attack='name = "label-counts"',
+        code=TRANSFORMER,
+        loader="get_dataset_partition",
     ),
     "flower-secure-aggregation": App("secaggexample", settings={"is-demo": False}, app="defended = true"),
     "fl-dp-sa": App("fl_dp_sa", (1, 28, 28), settings={"num-sampled-clients": 5 * CLIENTS}),

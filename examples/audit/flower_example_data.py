@@ -13,6 +13,7 @@ TRAINED_ON = HELD * 4 // 5
 """Of what a client holds; the apps keep a fifth to test on."""
 IMAGES = {"uoft-cs/cifar10": ("img", 3, 32), "ylecun/mnist": ("image", 1, 28)}
 IMAGES["zalando-datasets/fashion_mnist"] = ("image", 1, 28)
+IMAGES["nelorth/oxford-flowers"] = ("image", 3, 32)
 IMAGES |= {"cifar10": IMAGES["uoft-cs/cifar10"]}
 """Of each data set, what its images are called, their channels and size."""
 ROWS = 40
@@ -24,6 +25,9 @@ def replace_downloads() -> None:
     os.environ |= {"HF_HUB_OFFLINE": "1", "FLWR_TELEMETRY_ENABLED": "0"}
     import datasets
     import flwr_datasets
+    import torchvision
+
+    torchvision.models.vit_b_16 = make_vision_transformer
 
     flwr_datasets.FederatedDataset = MadeFederatedDataset
     split, batch = datasets.Dataset.train_test_split, datasets.Dataset.batch
@@ -39,6 +43,16 @@ def replace_downloads() -> None:
     metrics: Any = types.ModuleType("evaluate")  # it would download the code of a metric
     metrics.load = lambda name: types.SimpleNamespace(add_batch=lambda **named: None, compute=lambda: {"accuracy": 0.0})
     sys.modules.setdefault("evaluate", metrics)
+
+
+def make_vision_transformer(weights: Any = None) -> Any:
+    """Return a small transformer with random weights, always the same, in the place of a large one with trained ones."""
+    import torch
+    from torchvision.models import VisionTransformer
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return VisionTransformer(image_size=224, patch_size=56, num_layers=1, num_heads=2, hidden_dim=32, mlp_dim=32)
 
 
 def load_dataset(path: str, split: str | None = None) -> Any:

@@ -152,6 +152,7 @@ def attacked(app: App, work: Path, client: int | str) -> str:
         ("mse", ""),
         ("columns_right", ""),
         ("label_accuracy", ""),
+        ("label_distance", ""),
         ("row_label_auc", ""),
     ):
         if metric in scores.index:
@@ -190,7 +191,11 @@ def run(name: str, work: Path, watched: Path | None) -> None:
         module, _, attribute = config["components"][kind].partition(":")
         apps.append(getattr(importlib.import_module(module), attribute))
     keras: Any = sys.modules.get("keras")
-    for seed in (random.seed, np.random.seed, torch.manual_seed, *([keras.utils.set_random_seed] if keras else [])):
+    mlx: Any = sys.modules.get("mlx.core")
+    seeds = [random.seed, np.random.seed, torch.manual_seed]
+    seeds += [keras.utils.set_random_seed] if keras else []
+    seeds += [mlx.random.seed] if mlx else []
+    for seed in seeds:
         seed(0)
     wire = a_wire(apps[1], settings, APPS[name].clients, work)
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=settings)
@@ -273,8 +278,10 @@ def write_truth(work: Path, name: str) -> None:
     load = getattr(task, app.loader)
     accepted = load.__code__.co_varnames[: load.__code__.co_argcount]
     given: dict[str, Any] = {"partition_id": 0, "num_partitions": CLIENTS, "batch_size": TRAINED_ON, "is_demo": False}
-    given["path"] = f"{data_set_of(work)}#0"
+    given |= {"path": f"{data_set_of(work)}#0", "dataset_name": "nelorth/oxford-flowers"}
     held = load(**{key: value for key, value in given.items() if key in accepted})
+    if isinstance(held, datasets.Dataset):  # the app crops its images at random, so that only labels are compared
+        held = torch.zeros(len(held), *app.shape), held["label"]
     if isinstance(held[0], torch.utils.data.DataLoader | datasets.Dataset):
         pairs = [tuple(batch.values()) if isinstance(batch, dict) else batch for batch in held[0]]
         inputs, labels = (torch.cat([torch.as_tensor(np.asarray(pair[k])) for pair in pairs]) for k in (0, 1))
@@ -314,7 +321,7 @@ def save_rows(path: Path, app: Any, inputs: Any, labels: Any) -> None:
     from safetensors.torch import save_file
 
     low, high = app.ends
-    data = ((inputs.float() - low) / (high - low)).clamp(0, 1)
+    data = ((inputs.float() - low) / (high - low)).clamp(0, 1).reshape(len(inputs), *app.shape)
     save_file({"data": data.contiguous(), "labels": labels.reshape(-1).long().contiguous()}, path)
 
 
