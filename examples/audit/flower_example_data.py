@@ -46,7 +46,7 @@ def replace_downloads() -> None:
 
 
 def make_vision_transformer(weights: Any = None) -> Any:
-    """Return a small transformer with random weights, always the same, in the place of a large one with trained ones."""
+    """Return a small transformer with random weights, always the same, in the place of a large trained one."""
     import torch
     from torchvision.models import VisionTransformer
 
