@@ -242,8 +242,13 @@ def run_sweep(study: Study, path: Path, only: Mapping[str, str]) -> None:
     """Run the sweep, and write the rows that the study keeps of it; the sweep itself makes no cell twice.
 
     Raises:
-        ConfigError: cells failed.
+        ConfigError: cells failed, or some cells are chosen and the kept rows of all would be lost.
     """
+    if only and path == study.results and read_rows(path):
+        raise ConfigError(
+            f"studies/{study.name}: {path.name} has the rows of all cells, and those of {dict(only)} would take their "
+            "place; name another file with --out"
+        )
     path_of_sweep = study.folder / "sweep.toml"
     chosen = [point.row for point in build_grid(read_sweep(path_of_sweep)).points if matches(point.row, only)]
     if not chosen:

@@ -1,8 +1,8 @@
-"""Columns of an inner linear layer, the features that they are made of, and images from these."""
+"""Features that an inner linear layer gives away, and images from these; the last table of docs/studies/exact.md."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 import torch
@@ -10,95 +10,96 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from adversaries.exact.layer import FirstLayer
-from adversaries.exact.mixture import InputMixture
 from adversaries.exact.spear_ica import SpearIca
+from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.errors import AttackError
-from fedsim.base.metrics import psnr
 from fedsim.base.randomness import generator, seed_globals
-from fedsim.data import Examples
+from fedsim.data import Dataset
 from fedsim.data.cifar import Cifar10
 from fedsim.interfaces.attack import Knowledge
+from fedsim.interfaces.findings import Reconstruction
 from fedsim.inversion.priors import total_variation
-from fedsim.inversion.problem import build_problem
-from fedsim.recording.wire_format import Update
+from fedsim.recording.wire_format import State
 from fedsim.training.model_state import copy_state
-from studies.messages import data_folder, weights_update
+from studies.messages import attack_updates, data_folder, score_claim, weights_update
 from studies.running import Row
+from studies.writing import column_values, group_rows, markdown_table
 
-RATE, CONVOLUTIONS = 0.01, 7
-RANGE = [0.0] * 3, [1.0] * 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class InnerLayer(FirstLayer):
-    """A linear layer that takes what a ReLU gives."""
-
-    def clamp_inputs(self, inputs: Tensor) -> Tensor:
-        """See `Layer`."""
-        return inputs.clamp_min(0)
+RATE, FEATURES, FEATURE_LIMIT, FLOOR, EXACT = 0.01, 2048, 8.0, 1000, 1e-3
+"""Learning rate; features of an image, and more than any of them is; test images for floors; relative error of an exact
+claim."""
 
 
-def network() -> nn.Module:
-    """Build two convolutions with ReLU and pooling, then 512 units."""
+def build_convolutions() -> nn.Sequential:
+    """Build two convolutions with ReLU and pooling."""
     first = (nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
     second = (nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
-    return nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(2048, 512), nn.ReLU(), nn.Linear(512, 10))
+    return nn.Sequential(*first, *second, nn.Flatten())
+
+
+def build_head() -> nn.Sequential:
+    """Build what follows the convolutions: 512 units, and the classes."""
+    return nn.Sequential(nn.Linear(FEATURES, 512), nn.ReLU(), nn.Linear(512, 10))
 
 
 @cache
-def load_images() -> Examples:
-    """Load the training images of CIFAR-10."""
-    return Cifar10().load(data_folder()).train
+def load_images() -> Dataset:
+    """Load CIFAR-10."""
+    return Cifar10().load(data_folder())
 
 
 def measure(size: int, epochs: int, seed: int, batch: int = 0) -> Row:
-    """Train, look for columns, and invert the features that they give."""
-    data = load_images()
-    chosen = torch.randperm(len(data), generator=generator("chosen", seed))[:size]
-    images, labels = data.inputs(chosen), data.labels[chosen]
+    """Train, read the features off the update of the layers behind the convolutions, and invert them."""
+    dataset = load_images()
+    chosen = torch.randperm(len(dataset.train), generator=generator("chosen", seed))[:size]
+    images, labels = dataset.train.inputs(chosen), dataset.train.labels[chosen]
     with seed_globals("network", seed):
-        model = network()
-    before = copy_state(model)
-    convolutions = nn.Sequential(*list(model)[:CONVOLUTIONS])
+        convolutions, head = build_convolutions(), build_head()
+    model = nn.Sequential(convolutions, head)
+    received, before = copy_state(convolutions), copy_state(head)
     true = convolutions(images).detach()
     optimizer, rng = torch.optim.SGD(model.parameters(), lr=RATE), generator("batches", seed)
     for _ in range(epochs):
-        for chosen in torch.randperm(len(images), generator=rng).split(batch or size):
+        for part in torch.randperm(len(images), generator=rng).split(batch or size):
             optimizer.zero_grad()
-            cross_entropy(model(images[chosen]), labels[chosen]).backward()  # type: ignore[no-untyped-call]
+            cross_entropy(model(images[part]), labels[part]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
     moved = float((convolutions(images).detach() - true).norm() / true.norm())
-    update = weights_update(before, copy_state(model), len(images))
+    row: Row = {"certified": "", "exact": "", "moved": moved, "psnr": "", "psnr floor": ""}
     try:
-        found, features = find_columns(update, len(images))
+        finding = read_features(before, copy_state(head), size)
     except AttackError:
-        return {"columns": 0, "features": 0, "moved": moved, "psnr": ""}
-    apart = torch.cdist(features, true.double()) / true.double().norm(dim=1)
-    claimed, whose = (torch.from_numpy(side) for side in linear_sum_assignment(apart.numpy()))
-    exact = int((apart[claimed, whose] < 1e-3).sum())
-    model.load_state_dict(before)
-    quality = psnr(invert_features(convolutions, features[claimed].float(), images[whose].shape), images[whose])
-    return {"columns": found, "features": exact, "moved": moved, "psnr": float(quality.median())}
+        return row
+    # Compare each claim with the features of one image, and count.
+    features = finding.data * FEATURE_LIMIT
+    errors = torch.cdist(features, true) / true.norm(dim=1)
+    claimed, whose = (torch.from_numpy(side) for side in linear_sum_assignment(errors.numpy()))
+    row["exact"] = int((errors[claimed, whose] < EXACT).sum())
+    row["certified"] = int(finding.certified.sum()) if finding.certified is not None else 0
+    # Invert the features through what the client received.
+    convolutions.load_state_dict(received)
+    inverted = invert_features(convolutions, features, torch.Size([len(features), *images.shape[1:]]))
+    claim = Reconstruction(data=inverted, labels=finding.labels)
+    score = score_claim(claim, Truth(data=images, labels=labels), generator("floors", seed), dataset.test, FLOOR)
+    return row | {"psnr": score["psnr"].value, "psnr floor": score["psnr"].floor}
 
 
-def find_columns(update: Update, size: int) -> tuple[int, Tensor]:
-    """Return how many columns were found, and `example feature`."""
-    knowledge = Knowledge(model=network, loss=cross_entropy, input_shape=(3, 32, 32), num_classes=10, value_range=RANGE)
-    scene = build_problem(update, knowledge)
-    weight, bias = (scene.parameter_names.index(f"{CONVOLUTIONS}.{kind}") for kind in ("weight", "bias"))
-    layer = InnerLayer(
-        problem=scene,
-        shape=(scene.before[weight].shape[1],),
-        name=str(CONVOLUTIONS),
-        weight=scene.direction[weight].double(),
-        bias=scene.direction[bias].double(),
-        endpoints=tuple((end[weight].double(), end[bias].double()) for end in (scene.before, scene.after)),
+def read_features(before: State, after: State, size: int) -> Reconstruction:
+    """Return what `spear-ica` claims of the inputs of the head, as a share of the limit of features.
+
+    Raises:
+        AttackError: it refuses.
+    """
+    knowledge = Knowledge(
+        model=build_head,
+        loss=cross_entropy,
+        input_shape=(FEATURES,),
+        num_classes=10,
+        value_range=([0.0] * FEATURES, [FEATURE_LIMIT] * FEATURES),
     )
-    mixture = InputMixture.from_update(layer.weight, layer.bias, size, "features")
-    found, rest = SpearIca()._columns(mixture, layer, generator("columns"), lambda _: None)
-    every = torch.cat([*(column[:, None] for column in found), rest], 1)
-    return len(found), mixture.unmix_inputs(mixture.scale_columns(every))
+    finding, _ = attack_updates(SpearIca(), [weights_update(before, after, size)], knowledge, generator("columns"))
+    assert isinstance(finding, Reconstruction)
+    return finding
 
 
 def invert_features(convolutions: nn.Module, features: Tensor, shape: torch.Size) -> Tensor:
@@ -115,3 +116,18 @@ def invert_features(convolutions: nn.Module, features: Tensor, shape: torch.Size
         with torch.no_grad():
             images.clamp_(0, 1)
     return images.detach()
+
+
+def tables(rows: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Return the table: a line for each N, E and B, with the values of all seeds."""
+    lines = []
+    for (size, epochs, batch), cell in group_rows(rows, "size", "epochs", "batch").items():
+        line = [f"{size}, {epochs}, {batch or size}"]
+        line += [", ".join(row[name] or "refused" for row in cell) for name in ("exact", "certified")]
+        for name in ("psnr", "psnr floor"):
+            line.append(", ".join(f"{float(row[name]):.1f}" if row[name] else "–" for row in cell))
+        moved = 100 * column_values(cell, "moved")
+        line.append(f"{moved.min():.1f} to {moved.max():.1f} %")
+        lines.append(line)
+    head = ["N, E, B", "exact features, of N", "certified", "images from them, dB", "best guess, dB"]
+    return {"": markdown_table([*head, "features move in training by"], lines)}

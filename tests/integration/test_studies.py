@@ -144,3 +144,9 @@ def test_bold_is_what_beats_the_guess_for_sure(
 def test_a_sweep_of_unknown_cells_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"studies/labels: no cell is {'case': 'no such'}"):
         running.run_sweep(Study.open("labels"), tmp_path / "rows.csv", {"case": "no such"})
+
+
+def test_a_sweep_of_some_cells_does_not_take_the_place_of_all_rows() -> None:
+    study = Study.open("labels")
+    with pytest.raises(ConfigError, match=r"results.csv has the rows of all cells.*; name another file with --out"):
+        running.run_sweep(study, study.results, {"case": "no such"})

@@ -248,16 +248,13 @@ def test_each_attack_has_a_row_where_attacks_are_compared_or_the_reason_why_it_d
     assert read_reasons(asked.model_copy(update={"by_attack": False}), board, {}) == {}
 
 
-STUDIED_ELSEWHERE = {"fedleak", "giml"}
-"""Attacks whose own studies compare them, by equal numbers of gradients (docs/explanation/inversion.md)."""
-
-
+@pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", [name for name in SWEEPS if name.startswith("field-inversion")])
-def test_every_attack_that_reconstructs_images_is_compared(name: str) -> None:
-    compared = {point.labels["attack"] for point in build_grid(SWEEPS[name].sweep("full", PACKAGE_FOLDER)).points}
+def test_every_attack_that_reconstructs_images_is_compared(name: str, scale: ScaleName) -> None:
+    compared = {point.labels["attack"] for point in build_grid(SWEEPS[name].sweep(scale, PACKAGE_FOLDER)).points}
     packages = ("adversaries.inversion", "adversaries.exact")
     known = {name for name in registered_names("attacks") if load("attacks", name).__module__.startswith(packages)}
-    assert compared == known - STUDIED_ELSEWHERE
+    assert compared == known
 
 
 def test_what_was_not_run_is_left_out() -> None:
