@@ -20,7 +20,7 @@ from fedsim.base.task import describe_ignored_pixels
 from fedsim.data import Dataset, Examples
 from fedsim.data.cache import load_cached
 from fedsim.data.files import describe_error, find_named_file, verify_checksum
-from fedsim.data.holding_out import choose_evenly
+from fedsim.data.holding_out import choose_distinct
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,8 @@ class ArrayFile(CheckedSettings):
         path: the file, within the data folder or absolute.
         modality: kind of the examples; by default it follows from the number of axes.
         value_range: lowest and highest value of an input; by default those of the file.
-        test_fraction: share of `x` to test on, in (0, 1); not used where there is an `x_test`.
+        test_fraction: share of `x` to test on, in (0, 1); equal ones stay on one side. Not used where there is an
+            `x_test`.
     """
 
     path: str = ""
@@ -78,7 +79,7 @@ class ArrayFile(CheckedSettings):
             raw = inputs.get(f"x_{part}")
             part_labels = labels.get(f"y_{part}")
             if raw is None or part_labels is None:
-                mask = choose_evenly(_strata(labels["y"]), self.test_fraction)
+                mask = choose_distinct(inputs["x"], _strata(labels["y"]), self.test_fraction)
                 mask = mask if part == "test" else ~mask
                 raw, part_labels = inputs["x"][mask], labels["y"][mask]
             fields[part] = Examples(raw=raw, labels=part_labels, scale=1.0)

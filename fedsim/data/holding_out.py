@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
+
 import torch
 from torch import Tensor
 
@@ -29,3 +31,27 @@ def choose_evenly(labels: Tensor, fraction: float) -> Tensor:
     held_out = torch.empty(len(labels), dtype=torch.bool)
     held_out[order] = share.diff() > 0
     return held_out
+
+
+def choose_distinct(raw: Tensor, labels: Tensor, fraction: float) -> Tensor:
+    """Choose test examples as `choose_evenly` does, of which none equals one to train on.
+
+    Examples with equal inputs count as one of the first one's class, and stay on one side.
+
+    Args:
+        raw: `example ...`, the inputs.
+        labels: as of `choose_evenly`.
+        fraction: likewise.
+
+    >>> choose_distinct(torch.tensor([[7], [8], [7], [9], [9]]), torch.zeros(5), fraction=1 / 3).tolist()
+    [False, False, False, True, True]
+    """
+    numbers: dict[bytes, int] = {}
+    kinds, first_rows = [], []
+    for row, values in enumerate(raw.numpy()):
+        digest = blake2b(values.tobytes(), digest_size=16).digest()
+        if digest not in numbers:
+            numbers[digest] = len(numbers)
+            first_rows.append(row)
+        kinds.append(numbers[digest])
+    return choose_evenly(labels[first_rows], fraction)[kinds]

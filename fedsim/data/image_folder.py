@@ -23,7 +23,7 @@ from fedsim.data import Dataset, Examples
 from fedsim.data.cache import load_cached
 from fedsim.data.checks import memory_complaint
 from fedsim.data.files import describe_error, require_data_folder, verify_checksum
-from fedsim.data.holding_out import choose_evenly
+from fedsim.data.holding_out import choose_distinct
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class ImageFolder(CheckedSettings):
             do. Sixteen bits become eight, real numbers have to be from 0 to 1, transparency is laid
             over white.
         test_fraction: share of the images to test on, in (0, 1): 0.2 takes every fifth in the order
-            of classes and file names. Not used where there is a `val` or `test`.
+            of classes and file names; equal images stay on one side. Not used where there is a `val` or `test`.
     """
 
     path: str = ""
@@ -96,7 +96,7 @@ class ImageFolder(CheckedSettings):
 
         # Hold out test images where there is no folder of them.
         if len(parts) == 1:
-            held_out = choose_evenly(labels[0], self.test_fraction)
+            held_out = choose_distinct(images[0], labels[0], self.test_fraction)
             if held_out.all() or not held_out.any():
                 raise DataError(
                     f"{home}: {len(held_out)} images are too few to hold out a share of {self.test_fraction:g}; "

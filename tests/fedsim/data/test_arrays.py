@@ -177,3 +177,13 @@ def test_inputs_that_32_bits_would_round_away_are_refused(tmp_path: Path, offset
     else:
         with pytest.raises(DataError, match=r"at \[:, 1\], which 32 bits round by up to .*; subtract an offset"):
             ArrayFile(path=path).load(None)
+
+
+def test_equal_examples_stay_on_one_side_of_the_split(tmp_path: Path) -> None:
+    series, labels = make_series(20), np.arange(20) % 2
+    path = write_arrays(tmp_path, x=np.tile(series, (3, 1, 1)), y=np.tile(labels, 3))
+    data = ArrayFile(path=str(path)).load(None)
+    train, test = ({bytes(row) for row in part.raw.numpy()} for part in (data.train, data.test))
+    assert (len(train & test), len(train), len(test), len(data.test)) == (0, 16, 4, 12)
+    once = ArrayFile(path=str(write_arrays(tmp_path, x=series, y=labels))).load(None)
+    assert test == {bytes(row) for row in once.test.raw.numpy()}
