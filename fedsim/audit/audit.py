@@ -274,6 +274,17 @@ class Audit:
         for reason in self.refusal_reasons.values():
             _refusal_log.error("%s", reason)
 
+    def _warn_of_unisolated_attacks(self) -> None:
+        """Warn of attacks whose class no other process can import, so that the truth is within their reach."""
+        for table, attack in self._possible_attacks:
+            if is_object(table.name):
+                log.warning(
+                    "%s: its class '%s' is in the program itself, so that it works beside the data and remembers other "
+                    "victims; put it into a module file, and it works in a process that has neither",
+                    table.title,
+                    type(attack).__name__,
+                )
+
     def _save_refusals(self) -> None:
         """Save why attacks are not made, and keep the reasons that other files wrote.
 
@@ -360,6 +371,7 @@ class Audit:
         if rounds is None:
             self.log_refusals()
             self._save_refusals()
+            self._warn_of_unisolated_attacks()
         plan = list(plan_jobs(transcript, adversary, self._possible_attacks, rounds, failures))
         if planned_jobs is not None:
             planned_jobs += plan

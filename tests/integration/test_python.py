@@ -327,6 +327,16 @@ def test_a_network_a_strategy_a_defense_and_an_attack_may_be_objects(tmp_path: P
     assert set(run.scores["attack"]) == {"Grey", "sme"}
 
 
+def test_an_attack_that_works_beside_the_data_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Local(Grey):
+        """As a class of a notebook, which no other process can import."""
+
+    fedsim.run({**TABLES, "attack": [Local(), Grey()]}, tmp_path / "run")
+    told = [record.getMessage() for record in caplog.records if "works beside the data" in record.getMessage()]
+    assert [text.partition(":")[0] for text in told] == ["Local"]
+
+
 def test_a_data_set_may_be_an_object(tmp_path: Path) -> None:
     raw = torch.rand(60, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     part = fedsim.Examples(raw=raw, labels=torch.arange(60) % 10, scale=1.0)
