@@ -46,12 +46,15 @@ class AttentionSpan:
         basis: `direction dim`, orthonormal; at least `rank` directions.
         rank: of the gradient, number of singular values above the rounding.
         rounding: singular values up to it are rounding errors.
+        projection: `feature dim`, of inputs to what the span contains; None if that is the inputs.
+            The rows of `gradient` and `basis` are then features.
     """
 
     gradient: Tensor
     basis: Tensor
     rank: int
     rounding: float
+    projection: Tensor | None = None
 
     @classmethod
     def from_message(
@@ -106,7 +109,7 @@ class AttentionSpan:
 
     def distances(self, inputs: Tensor) -> Tensor:
         """Return the sine of the angle between each of `... dim` inputs and the span, in [0, 1]."""
-        unit = normalize(inputs, dim=-1)
+        unit = normalize(self._features(inputs), dim=-1)
         sine: Tensor = (unit - (unit @ self.basis.T) @ self.basis).norm(dim=-1)
         return sine
 
@@ -117,9 +120,18 @@ class AttentionSpan:
         """
         if not len(inputs):
             return 1.0
-        _, singular_values, directions = torch.linalg.svd(inputs, full_matrices=False)
+        _, singular_values, directions = torch.linalg.svd(self._features(inputs), full_matrices=False)
         basis = directions[singular_values > _NEGLIGIBLE * singular_values[0]]
         return float((self.gradient - (self.gradient @ basis.T) @ basis).norm() / self.gradient.norm())
+
+    def to_float32(self) -> AttentionSpan:
+        """Convert what distances are computed with to float32."""
+        projection = None if self.projection is None else self.projection.float()
+        return replace(self, basis=self.basis.float(), projection=projection)
+
+    def _features(self, inputs: Tensor) -> Tensor:
+        """Return what the span contains of `... dim` inputs."""
+        return inputs if self.projection is None else inputs @ self.projection.T
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,13 +182,15 @@ class AttentionBlocks:
         assert knowledge.input_shape is not None
         assert knowledge.loss is not None
         max_rank = update.num_examples * knowledge.input_shape[0]
-        first = AttentionSpan.from_message(attention_weight_names(model, 0), states, max_rank)
-        second = AttentionSpan.from_message(attention_weight_names(model, 1), states, max_rank)
+        spans = []
+        for block in (0, 1):
+            names, projection = find_span_weights(model, block, states, max_rank)
+            spans.append(replace(AttentionSpan.from_message(names, states, max_rank), projection=projection))
         blocks = cls(
             model=model,
             states=states,
             words=torch.empty(0, dtype=torch.int64),
-            spans=(first, second),
+            spans=(spans[0], spans[1]),
             length=knowledge.input_shape[0],
             padding=model.embedding.padding_idx,
             loss=knowledge.loss,
@@ -226,10 +240,9 @@ class AttentionBlocks:
         texts, rank = self.num_texts, max(span.rank for span in self.spans)
         lora, readable = self.model.lora_rank, min(dim - _MIN_COMPLEMENT, rows - 1)
         if not min(span.rank for span in self.spans):
-            reason = ", as those of LoRA do not while their second matrices are 0" if lora else ""
             raise AttackError(
                 f"{self.where}: the weights by which attention takes its inputs did not move in both of the first two "
-                f"blocks{reason}, so nothing says which words there are; choose another round or attack"
+                "blocks, so nothing says which words there are; choose another round or attack"
             )
         if rank > self.max_words:
             raise AttackError(
@@ -240,8 +253,8 @@ class AttentionBlocks:
             )
         if rank > readable:
             space = f"{dim} dimensions"
-            if readable < dim - _MIN_COMPLEMENT:
-                space = f"{rows} dimensions, of adapters of rank {lora}"
+            if lora:
+                space = f"{min(rows, dim)} dimensions, of adapters of rank {lora}"
             fewer = f"about {readable // self.length} would not be" if readable >= self.length else "and even one is"
             raise AttackError(
                 f"{self.where}: the gradients of the attention span {rank} of {space}, and those of up to "
@@ -261,8 +274,8 @@ class AttentionBlocks:
 
     def to_float32(self) -> AttentionBlocks:
         """Convert model and bases to float32, in which a search takes half the time."""
-        spans = [replace(span, basis=span.basis.float()) for span in self.spans]
-        return replace(self, model=deepcopy(self.model).float(), spans=(spans[0], spans[1]))
+        spans = self.spans[0].to_float32(), self.spans[1].to_float32()
+        return replace(self, model=deepcopy(self.model).float(), spans=spans)
 
     @property
     def max_words(self) -> int:
@@ -374,6 +387,23 @@ def attention_weight_names(model: TransformerModule, block: int) -> list[str]:
     """Return the names of the query, key and value weights that take the block's inputs."""
     suffix = "down.weight" if model.lora_rank else "weight"
     return [f"blocks.{block}.attention.{projection}.{suffix}" for projection in ("query", "key", "value")]
+
+
+def find_span_weights(
+    model: TransformerModule, block: int, states: NamedStates, max_rank: int
+) -> tuple[list[str], Tensor | None]:
+    """Return the names of the weights whose gradients span a block's inputs, and a projection of these.
+
+    With adapters, B A beside a frozen matrix, the gradient of A spans the inputs x, and is 0 while B
+    is 0. The gradient of the value's B spans A x, `lora_rank` numbers, from the first round on. It
+    is read if B is 0, or if the words leave enough of these dimensions.
+    """
+    value = f"blocks.{block}.attention.value"
+    if model.lora_rank:
+        is_zero = not bool(states.before[f"{value}.up.weight"].any())
+        if is_zero or max_rank <= model.lora_rank - _MIN_COMPLEMENT:
+            return [f"{value}.up.weight"], states.before[f"{value}.down.weight"].double()
+    return attention_weight_names(model, block), None
 
 
 def check_num_texts(update: Update) -> None:

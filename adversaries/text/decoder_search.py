@@ -66,24 +66,31 @@ class DecoderSearch:
             row[: len(text)] = self._blocks.words[text]
         return tokens
 
-    def rank_texts(self, beam: int, report: Callable[[float], None]) -> Tensor:
-        """Return the texts of full length nearest to both spans, nearest first, `text position`.
+    def rank_texts(self, beam: int, num_kept: int, report: Callable[[float], None]) -> Tensor:
+        """Return the texts nearest to both spans, of each length if there is padding, `text position`.
 
         Args:
             beam: number of prefixes that are kept at each position.
+            num_kept: number of texts of each length that are returned.
             report: called at each position with the mean squared distance of the best prefix's words.
         """
+        length, padding = self._blocks.length, self._blocks.padding
         prefixes = torch.empty((1, 0), dtype=torch.int64)
+        texts = list[Tensor]()
         scores = torch.zeros(1, dtype=self._distances.dtype)
         words = torch.arange(len(self._blocks.words))
-        for position in range(self._blocks.length):
+        for position in range(length):
             squares = self._last_word_distances(prefixes, words).square() + self._distances[:, position].square()
             totals = (scores[:, None] + squares).flatten()
             order = totals.argsort()[:beam]
             prefixes = torch.cat([prefixes[order // len(words)], words[order % len(words)][:, None]], 1)
             scores = totals[order]
             report(float(scores[0]) / (2 * (position + 1)))
-        return self._blocks.words[prefixes]
+            if padding is not None or position == length - 1:
+                best = self._blocks.words[prefixes[:num_kept]]
+                rest = torch.full((len(best), length - position - 1), padding or 0)
+                texts.append(torch.cat([best, rest], 1))
+        return torch.cat(texts)
 
     def _last_word_distances(self, prefixes: Tensor, words: Tensor) -> Tensor:
         """Return the distances of words from the second span as the next word, `prefix word`."""

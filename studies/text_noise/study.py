@@ -23,17 +23,22 @@ from studies.messages import attack_updates, gradient_update, mean_gradient, sco
 from studies.running import Row
 from studies.writing import column_values, group_rows, markdown_table, select_rows
 
-LENGTH, WIDTH = 8, 128
+LENGTH, WIDTH, LEAST_WORDS = 8, 128, 3
+"""Texts whose ends are padded have from LEAST_WORDS to LENGTH words."""
 ATTACKS: dict[str, Attack] = {"dager": Dager(), "tiger": Tiger()}
 METRICS = {"exact": "recovered", "words": "tokens_found"}
 
 
-def measure(seed: int, size: int, noise: float, knows: str, attack: str) -> Row:
+def measure(network: str, weights: str, ends: str, size: int, noise: float, seed: int, knows: str, attack: str) -> Row:
     """Attack one gradient with Gaussian noise of `noise` times its norm in all, and score what is found."""
     data = load_texts(LENGTH)
-    model = build_network("decoder", "fresh", LENGTH, WIDTH, seed)
+    model = build_network(network, weights, LENGTH, WIDTH, seed)
     mine = text_order(data, seed)[:size]
     tokens, labels = data.train.inputs(mine), data.train.labels[mine]
+    if ends == "padded":
+        assert data.padding is not None
+        lengths = torch.randint(LEAST_WORDS, LENGTH + 1, (size,), generator=generator("text-noise", seed, "ends"))
+        tokens = torch.where(torch.arange(LENGTH) < lengths[:, None], tokens, data.padding)
     gradient = mean_gradient(model, tokens, labels)
 
     # Add noise to each number, as update-noise does with a bound that clips nothing.
@@ -61,10 +66,13 @@ def measure(seed: int, size: int, noise: float, knows: str, attack: str) -> Row:
 
 
 def tables(rows: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """Return a line for each number of texts, noise and attack, shares in percent, means over victims."""
-    head = ["b", "noise", "attack", "victims", "exact %", "guess %", "words %", "guess %", "seconds"]
+    """Return a line for each network, number of texts, noise and attack, shares in percent, means over victims."""
+    head = ["network", "weights", "ends", "b", "noise", "attack", "victims"]
+    head += ["exact %", "guess %", "words %", "guess %", "seconds"]
+    keys = ("network", "weights", "ends", "size", "noise", "attack", "knows")
+    groups = group_rows(sorted(rows, key=lambda row: [row[key] for key in keys]), *keys)
     lines = []
-    for (size, noise, attack, knows), victims in group_rows(rows, "size", "noise", "attack", "knows").items():
+    for (network, weights, ends, size, noise, attack, knows), victims in groups.items():
         title = f"`{attack}`" + (", noise known" if knows == "noise" else "")
         answered = select_rows(victims, refused=0)
         count = f"{len(victims)} ({len(victims) - len(answered)} refused)"
@@ -79,5 +87,5 @@ def tables(rows: Sequence[Mapping[str, str]]) -> dict[str, str]:
                     text += f" ({100 * low:.0f} to {100 * high:.0f})"
                 cells += [text, f"{100 * column_values(answered, name + '_floor').mean():.0f}"]
             cells.append(f"{column_values(answered, 'seconds').mean():.1f}")
-        lines.append([size, noise, title, count, *cells])
+        lines.append([network, weights, ends, size, noise, title, count, *cells])
     return {"": markdown_table(head, lines, "---:")}
