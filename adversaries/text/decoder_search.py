@@ -66,13 +66,16 @@ class DecoderSearch:
             row[: len(text)] = self._blocks.words[text]
         return tokens
 
-    def rank_texts(self, beam: int, num_kept: int, report: Callable[[float], None]) -> Tensor:
-        """Return the texts nearest to both spans, of each length if there is padding, `text position`.
+    def rank_texts(self, beam: int, num_kept: int, report: Callable[[float], None]) -> list[Tensor]:
+        """Return for each length the texts nearest to both spans, nearest first.
 
         Args:
             beam: number of prefixes that are kept at each position.
             num_kept: number of texts of each length that are returned.
             report: called at each position with the mean squared distance of the best prefix's words.
+
+        Returns:
+            `text position` for each number of words, ascending; without padding only for the full one.
         """
         length, padding = self._blocks.length, self._blocks.padding
         prefixes = torch.empty((1, 0), dtype=torch.int64)
@@ -90,7 +93,7 @@ class DecoderSearch:
                 best = self._blocks.words[prefixes[:num_kept]]
                 rest = torch.full((len(best), length - position - 1), padding or 0)
                 texts.append(torch.cat([best, rest], 1))
-        return torch.cat(texts)
+        return texts
 
     def _last_word_distances(self, prefixes: Tensor, words: Tensor) -> Tensor:
         """Return the distances of words from the second span as the next word, `prefix word`."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,10 +17,12 @@ _EXTRA_CLASSES = 1
 _WORDS_PER_POSITION = 4
 """Words that are tried at each position of a text."""
 _MAX_SWEEPS = 3
-_CACHED_GRADIENTS = 32
-"""Gradients that are kept, since a change of one text leaves those of the others."""
-_LEAST_GAIN = 1 + 1e-5
-"""Factor by which a change has to improve the fit; a smaller gain is rounding."""
+_CHANGES_PER_WORD = 2
+"""Most changes in all, as a multiple of the number of words."""
+_SAMPLED_NUMBERS = 1 << 17
+"""Numbers of a message that are compared, beside the embedding's, to bound memory and time."""
+_LEAST_GAIN = 1e-5
+"""Share of the message's square by which a change has to improve the fit; a smaller gain is rounding."""
 
 
 class MessageFit:
@@ -28,11 +31,8 @@ class MessageFit:
     A message is a sum of the texts' gradients, each times an unknown scale (1 / N of a mean; smaller
     where a defense clips), plus noise. If noise is white, the likeliest texts are those whose
     gradients, times the best scales, leave least of the message. All parameters count, so noise is
-    averaged over far more numbers than in a span.
-
-    Attributes:
-        num_numbers: of the message that are compared. Of the embedding these are the rows of the
-            candidate words.
+    averaged over far more numbers than in a span. Of a large model a regular sample is compared, and
+    of the embedding the rows of the candidate words.
     """
 
     def __init__(self, blocks: AttentionBlocks) -> None:
@@ -42,19 +42,21 @@ class MessageFit:
         sent = {n: p for n, p in self._model.named_parameters() if blocks.states.direction(n).any()}
         self._sends_embedding = sent.pop("embedding.weight", None) is not None
         self._parameters = list(sent.values())
+        # An odd stride meets every column of the matrices, whose sides are even.
+        self._stride = sum(p.numel() for p in self._parameters) // _SAMPLED_NUMBERS | 1
         parts = [blocks.states.direction(name, torch.float32) for name in sent]
-        if self._sends_embedding:
-            parts.append(blocks.states.direction("embedding.weight", torch.float32)[blocks.words])
-        self._message = torch.cat([part.flatten() for part in parts])
-        self.num_numbers = len(self._message)
-        self._cache: dict[tuple[int, ...], Tensor] = {}
+        rows = (
+            blocks.states.direction("embedding.weight", torch.float32)[blocks.words] if self._sends_embedding else None
+        )
+        self._message = self._sample_numbers(parts, rows)
+
         # With the cross-entropy, only classes that a text has lower the gradient of their bias below 0.
         bias = blocks.states.direction("linear.bias")
         num_classes = min(int((bias < 0).sum()), blocks.num_texts) + _EXTRA_CLASSES
         self._classes: list[int] = bias.argsort()[:num_classes].tolist()
 
     def select_texts(self, pool: Tensor) -> tuple[Tensor, Tensor]:
-        """Choose up to N texts one after the other, each the one that fits best what the others leave.
+        """Choose up to N texts so that each is the one that fits best what the others leave.
 
         Args:
             pool: `candidate position`, at least one.
@@ -63,66 +65,75 @@ class MessageFit:
             Texts, `text position`, and their classes, `text`.
         """
         choices = [(text, label) for text in pool.unique(dim=0) for label in self._classes]
-        gradients = torch.empty(len(choices), self.num_numbers)
-        for row, (text, label) in zip(gradients, choices, strict=True):
-            row[:] = self._text_gradient(text, label)
-        norms = gradients.norm(dim=1)
+        gradients = self._gradients(choices)
+
+        # Add one after the other, then choose each anew until none changes.
         chosen: list[int] = []
-        remainder = self._message
         for _ in range(min(self._blocks.num_texts, len(choices))):
-            fits = gradients @ remainder / norms
-            best = int(fits.argmax())
-            if not fits[best] > 0:
+            chosen.append(int(self._fits(gradients, gradients[chosen]).argmax()))
+        for _ in range(_MAX_SWEEPS):
+            before = list(chosen)
+            for index in range(len(chosen)):
+                others = chosen[:index] + chosen[index + 1 :]
+                chosen[index] = int(self._fits(gradients, gradients[others]).argmax())
+            if chosen == before:
                 break
-            chosen.append(best)
-            remainder = self._remainder(gradients[chosen])
-        texts, labels = zip(*(choices[index] for index in chosen), strict=True)
+        texts, labels = zip(*(choices[index] for index in dict.fromkeys(chosen)), strict=True)
         return torch.stack(texts), torch.tensor(labels)
 
     def refine_texts(self, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Make single changes of texts that improve the fit, until none does.
+        """Change texts as long as that improves the fit; return texts and classes.
 
-        A change is another class, two words of a text swapped, an end, or another word; and words
-        exchanged between texts of one class. The text that was chosen last is changed first: it is
-        the likeliest to be wrong, and what is missing should not go into one that is right.
-
-        Args:
-            tokens: `text position`.
-            labels: `text`, the classes.
-
-        Returns:
-            Texts and classes, as the arguments.
+        A change is another class, two words of a text swapped, an end, or another word; of all texts
+        the best change is made first, since a wrong text draws others to what it lacks. In the end
+        words are exchanged between texts of one class.
         """
-        tokens, labels = tokens.clone(), labels.clone()
         for _ in range(_MAX_SWEEPS):
-            is_changed = [self._refine_text(tokens, labels, index) for index in range(len(tokens) - 1, -1, -1)]
-            exchanged, _ = exchange_words(tokens, labels, lambda texts: self.unexplained_share(texts, labels), 1)
-            if not any(is_changed) and torch.equal(exchanged, tokens):
+            tokens, labels = self._change_texts(tokens.clone(), labels.clone())
+            exchanged, _ = exchange_words(tokens, labels, partial(self.unexplained_share, labels=labels), 1)
+            if torch.equal(exchanged, tokens):
                 break
             tokens = exchanged
         return tokens, labels
 
     def unexplained_share(self, tokens: Tensor, labels: Tensor) -> float:
         """Return the share of the message's norm that texts leave, each times its best scale."""
-        return float(self._remainder(self._text_gradients(tokens, labels)).norm() / self._message.norm())
+        gradients = self._gradients(list(zip(tokens, labels.tolist(), strict=True)))
+        return float(self._remainder(gradients).norm() / self._message.norm())
 
     def noise_share(self, deviation: float) -> float:
         """Return the share of the message's norm that noise of this standard deviation has."""
-        return float(deviation * self.num_numbers**0.5 / self._message.norm())
+        return float(deviation * len(self._message) ** 0.5 / self._message.norm())
 
-    def _refine_text(self, tokens: Tensor, labels: Tensor, index: int) -> bool:
-        """Change one text in place as long as its fit to what the others leave improves."""
-        gradients = self._text_gradients(tokens, labels)
-        others = torch.arange(len(tokens)) != index
-        remainder = self._remainder(gradients, others)
-        best = _fit(remainder, gradients[index])
-        is_changed = False
-        for text, label in self._changes(tokens[index].clone(), int(labels[index]), remainder):
-            fit = _fit(remainder, self._text_gradient(text, label))
-            if fit > best * _LEAST_GAIN:
-                best, is_changed = fit, True
-                tokens[index], labels[index] = text, label
-        return is_changed
+    def _change_texts(self, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Make the best change of all texts again and again, in place."""
+        gradients = self._gradients(list(zip(tokens, labels.tolist(), strict=True)))
+        changes: dict[int, tuple[list[tuple[Tensor, int]], Tensor]] = {}
+        is_fresh = True
+        for _ in range(_CHANGES_PER_WORD * tokens.numel()):
+            best_gain, best_text, best_change = _LEAST_GAIN * float(self._message.square().sum()), -1, -1
+            for index in range(len(tokens)):
+                others = [other for other in range(len(tokens)) if other != index]
+                if index not in changes:
+                    remainder = self._remainder(gradients)
+                    choices = list(self._changes(tokens[index].clone(), int(labels[index]), remainder))
+                    changes[index] = choices, self._gradients(choices)
+                fits = self._fits(torch.cat([gradients[[index]], changes[index][1]]), gradients[others])
+                squares = fits.clamp_min(0).square()
+                gain = float(squares[1:].max() - squares[0])
+                if gain > best_gain:
+                    best_gain, best_text, best_change = gain, index, int(squares[1:].argmax())
+            if best_text < 0:
+                if is_fresh:
+                    break
+                # What the others leave has changed, and so have the likely words.
+                changes, is_fresh = {}, True
+                continue
+            choices, of_choices = changes.pop(best_text)
+            tokens[best_text], labels[best_text] = choices[best_change]
+            gradients[best_text] = of_choices[best_change]
+            is_fresh = False
+        return tokens, labels
 
     def _changes(self, text: Tensor, label: int, remainder: Tensor) -> Iterator[tuple[Tensor, int]]:
         """Yield the texts and classes that differ from a text in one change."""
@@ -164,38 +175,43 @@ class MessageFit:
         larger = torch.maximum(rows.norm(dim=1)[:, None], scale * gradients.norm(dim=1)).clamp_min(tiny)
         return words[(rows @ gradients.T / larger).topk(num_words, dim=0).indices.T]
 
-    def _remainder(self, gradients: Tensor, is_counted: Tensor | None = None) -> Tensor:
-        """Return the message less the gradients, `text number`, each times the scale that leaves least.
+    def _fits(self, gradients: Tensor, others: Tensor) -> Tensor:
+        """Return how much of the message's norm each gradient explains beyond others, below 0 with a negative scale.
 
         Args:
-            gradients: of all texts, whose scales are found together.
-            is_counted: `text`, whose gradients are subtracted; None subtracts all.
+            gradients: `choice number`.
+            others: `text number`, whose scales are found anew with each choice.
         """
-        products = gradients @ gradients.T
-        scales = torch.linalg.lstsq(products.double(), (gradients @ self._message).double()[:, None]).solution[:, 0]
-        scales = scales.clamp_min(0).float()
-        if is_counted is not None:
-            scales = scales * is_counted
-        return self._message - scales @ gradients
+        basis, _ = torch.linalg.qr(others.T)
+        remainder = self._message - basis @ (basis.T @ self._message)
+        squares = gradients.square().sum(1)
+        beyond = squares - (gradients @ basis).square().sum(1)
+        fits: Tensor = gradients @ remainder / beyond.clamp_min(_LEAST_GAIN * squares.max()).sqrt()
+        return fits
 
-    def _text_gradients(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        """Return the gradients of texts, `text number`."""
-        return torch.stack([self._text_gradient(t, int(label)) for t, label in zip(tokens, labels, strict=True)])
+    def _remainder(self, gradients: Tensor) -> Tensor:
+        """Return the message less the gradients, `text number`, each times the scale that leaves least."""
+        products = (gradients @ gradients.T).double()
+        scales = torch.linalg.lstsq(products, (gradients @ self._message).double()[:, None]).solution[:, 0]
+        return self._message - scales.clamp_min(0).float() @ gradients
 
-    def _text_gradient(self, text: Tensor, label: int) -> Tensor:
-        """Return the gradient of one text, in the order of the message."""
-        key = (label, *text.tolist())
-        if key not in self._cache:
-            gradients, embedded = self._differentiate(text, label)
+    def _gradients(self, choices: Sequence[tuple[Tensor, int]]) -> Tensor:
+        """Return the gradients of texts with classes, in the order of the message, `choice number`."""
+        gradients, words = torch.empty(len(choices), len(self._message)), self._blocks.words
+        for gradient, (text, label) in zip(gradients, choices, strict=True):
+            parts, embedded = self._differentiate(text, label)
+            rows = None
             if self._sends_embedding:
-                rows = torch.zeros(len(self._blocks.words), embedded.shape[1])
-                is_word = torch.isin(text, self._blocks.words)
-                rows.index_add_(0, torch.searchsorted(self._blocks.words, text[is_word]), embedded[is_word])
-                gradients.append(rows)
-            if len(self._cache) == _CACHED_GRADIENTS:
-                del self._cache[next(iter(self._cache))]
-            self._cache[key] = torch.cat([gradient.flatten() for gradient in gradients])
-        return self._cache[key]
+                rows = torch.zeros(len(words), embedded.shape[1])
+                is_word = torch.isin(text, words)
+                rows.index_add_(0, torch.searchsorted(words, text[is_word]), embedded[is_word])
+            gradient[:] = self._sample_numbers(parts, rows)
+        return gradients
+
+    def _sample_numbers(self, parts: Sequence[Tensor], rows: Tensor | None) -> Tensor:
+        """Return the numbers that are compared, of the parameters and of the embedding's rows."""
+        sampled = torch.cat([part.flatten() for part in parts])[:: self._stride]
+        return sampled if rows is None else torch.cat([sampled, rows.flatten()])
 
     def _differentiate(self, text: Tensor, label: int) -> tuple[list[Tensor], Tensor]:
         """Return the gradients of the parameters but the embedding, and of the embedded words, `position dim`."""
@@ -204,8 +220,3 @@ class MessageFit:
             loss = self._blocks.loss(self._model(embedded), torch.tensor([label]))
             *gradients, at_words = torch.autograd.grad(loss, [*self._parameters, embedded])
         return gradients, at_words[0]
-
-
-def _fit(remainder: Tensor, gradient: Tensor) -> float:
-    """Return the length of the projection of a remainder on the direction of a gradient."""
-    return float(remainder @ gradient / gradient.norm().clamp_min(torch.finfo(gradient.dtype).tiny))

@@ -39,6 +39,8 @@ _EDGE_MARGIN = 1.02
 """The largest singular value of noise fluctuates by about 1 % around its expectation."""
 _MIN_COMPLEMENT = 8
 """Least dimension of the complement; with fewer, all words are near the span."""
+_KEPT_PER_TEXT = 4
+"""Texts of each length of a decoder that are compared with the message, as a multiple of N."""
 _NOISE_MARGIN = 1.5
 """Factor by which what is left may exceed the estimated noise; the estimate is wrong by up to a third."""
 _EXPLAINED_SHARE = 1e-3
@@ -62,9 +64,9 @@ class Tiger(Attack):
        nearest to the first span (`_find_words`).
     4. Collect texts (`_find_texts`). In a decoder, build them word by word in a beam search. The
        score of a text is the sum over its words of the squared distances from both spans
-       (`DecoderSearch.rank_texts`). In an encoder, or where these texts leave more of the message
-       than noise would, search for whole texts by their distance from the second span, as `dager`
-       does in an encoder (`find_encoder_texts`), if the embedding has a gradient.
+       (`DecoderSearch.rank_texts`). In an encoder, or where texts of full length leave more of the
+       message than noise would, search for whole texts by their distance from the second span, as
+       `dager` does in an encoder (`find_encoder_texts`), if the embedding has a gradient.
     5. Choose the N of these texts whose gradients fit the message best, and change single words,
        ends and classes as long as that improves the fit (`MessageFit`).
 
@@ -128,15 +130,18 @@ class Tiger(Attack):
         def report(objective: float) -> None:
             progress(next(steps), total, {"objective": objective})
 
-        pool, share = torch.empty((0, blocks.length), dtype=torch.int64), 1.0
+        pools, share = list[Tensor](), math.inf
         if blocks.model.causal:
-            pool = DecoderSearch(blocks, num_texts).rank_texts(self.beam * num_texts, num_texts, report)
-            tokens, labels = fit.select_texts(pool)
+            kept = _KEPT_PER_TEXT * num_texts
+            pools = DecoderSearch(blocks, num_texts).rank_texts(self.beam * num_texts, kept, report)
+            tokens, labels = fit.select_texts(pools[-1])
             share = fit.unexplained_share(tokens, labels)
-        if num_starts and share > enough:
-            # No misfit is small enough under noise: a text is found only if it can be subtracted.
-            texts, _ = find_encoder_texts(blocks, 0.0, num_starts, lambda found: report(1 - found / num_texts))
-            tokens, labels = fit.select_texts(torch.cat([pool, texts]))
+        if share > enough:
+            if num_starts:
+                # No misfit is small enough under noise: a text is found only if it can be subtracted.
+                texts, _ = find_encoder_texts(blocks, 0.0, num_starts, lambda found: report(1 - found / num_texts))
+                pools.append(texts)
+            tokens, labels = fit.select_texts(torch.cat(pools))
         tokens, labels = fit.refine_texts(tokens, labels)
         return tokens, labels, fit.unexplained_share(tokens, labels)
 
