@@ -48,6 +48,9 @@ class Dager(Attack):
     its last position needs three blocks, because with two the second one has a gradient only at
     last positions.
 
+    Of adapters (LoRA) the gradient of A spans the inputs, once B is not 0; that of the value's B spans
+    A times the inputs from the first round on (`find_span_weights`).
+
     Returned weights are read like a gradient. That assumes plain SGD, whose steps all add to the
     span, and little drift of the inputs: few steps with a small learning rate. Otherwise only the
     words of the first mini-batch are found, or nothing.
@@ -67,7 +70,8 @@ class Dager(Attack):
         those with a gradient in the embedding; if more texts pass than the client has, those are
         claimed that explain most of the gradient; an encoder's texts are found by a local search
         from the gradients of words and positions, which are trained here, and of guessed texts,
-        where the paper combines words exhaustively.
+        where the paper combines words exhaustively; of adapters the gradient of B is read where that
+        of A is 0 or the words are few.
     """
 
     tolerances: Annotated[tuple[PositiveShareBelowOne, ...], MinLen(1)] = (1e-3, 5e-3, 2e-2, 5e-2)
