@@ -64,7 +64,7 @@ class MessageFit:
         Returns:
             Texts, `text position`, and their classes, `text`.
         """
-        choices = [(text, label) for text in pool.unique(dim=0) for label in self._classes]
+        choices = [(text, label) for text in torch.unique(pool, dim=0) for label in self._classes]
         gradients = self._gradients(choices)
 
         # Add one after the other, then choose each anew until none changes.
@@ -193,7 +193,8 @@ class MessageFit:
         """Return the message less the gradients, `text number`, each times the scale that leaves least."""
         products = (gradients @ gradients.T).double()
         scales = torch.linalg.lstsq(products, (gradients @ self._message).double()[:, None]).solution[:, 0]
-        return self._message - scales.clamp_min(0).float() @ gradients
+        remainder: Tensor = self._message - scales.clamp_min(0).float() @ gradients
+        return remainder
 
     def _gradients(self, choices: Sequence[tuple[Tensor, int]]) -> Tensor:
         """Return the gradients of texts with classes, in the order of the message, `choice number`."""
