@@ -70,12 +70,12 @@ class MessageFit:
         # Add one after the other, then choose each anew until none changes.
         chosen: list[int] = []
         for _ in range(min(self._blocks.num_texts, len(choices))):
-            chosen.append(int(self._fits(gradients, gradients[chosen]).argmax()))
+            chosen.append(int(self._fits(gradients, _rows(gradients, chosen)).argmax()))
         for _ in range(_MAX_SWEEPS):
             before = list(chosen)
             for index in range(len(chosen)):
                 others = chosen[:index] + chosen[index + 1 :]
-                chosen[index] = int(self._fits(gradients, gradients[others]).argmax())
+                chosen[index] = int(self._fits(gradients, _rows(gradients, others)).argmax())
             if chosen == before:
                 break
         texts, labels = zip(*(choices[index] for index in dict.fromkeys(chosen)), strict=True)
@@ -118,7 +118,7 @@ class MessageFit:
                     remainder = self._remainder(gradients)
                     choices = list(self._changes(tokens[index].clone(), int(labels[index]), remainder))
                     changes[index] = choices, self._gradients(choices)
-                fits = self._fits(torch.cat([gradients[[index]], changes[index][1]]), gradients[others])
+                fits = self._fits(torch.cat([gradients[[index]], changes[index][1]]), _rows(gradients, others))
                 squares = fits.clamp_min(0).square()
                 gain = float(squares[1:].max() - squares[0])
                 if gain > best_gain:
@@ -221,3 +221,8 @@ class MessageFit:
             loss = self._blocks.loss(self._model(embedded), torch.tensor([label]))
             *gradients, at_words = torch.autograd.grad(loss, [*self._parameters, embedded])
         return gradients, at_words[0]
+
+
+def _rows(gradients: Tensor, indices: Sequence[int]) -> Tensor:
+    """Return rows of gradients, also none."""
+    return gradients[torch.tensor(indices, dtype=torch.int64)]

@@ -125,7 +125,7 @@ class Tiger(Attack):
         """Return texts, their classes, and the share of the message that they leave."""
         num_texts, steps = blocks.num_texts, count(1)
         num_starts = self.attempts * num_texts if blocks.has_embedding_gradient else 0
-        total = num_starts + blocks.length * blocks.model.causal
+        total = num_starts + blocks.length * blocks.model.causal + 1
 
         def report(objective: float) -> None:
             progress(next(steps), total, {"objective": objective})
@@ -143,7 +143,9 @@ class Tiger(Attack):
                 pools.append(texts)
             tokens, labels = fit.select_texts(torch.cat(pools))
         tokens, labels = fit.refine_texts(tokens, labels)
-        return tokens, labels, fit.unexplained_share(tokens, labels)
+        share = fit.unexplained_share(tokens, labels)
+        progress(total, total, {"objective": share})
+        return tokens, labels, share
 
     def _read_blocks(self, update: Update, knowledge: Knowledge, rng: torch.Generator) -> tuple[AttentionBlocks, float]:
         """Return the blocks with spans above the noise and the words to try, and the noise's deviation.
