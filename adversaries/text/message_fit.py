@@ -52,7 +52,7 @@ class MessageFit:
 
         # With the cross-entropy, only classes that a text has lower the gradient of their bias below 0.
         bias = blocks.states.direction("linear.bias")
-        num_classes = min(int((bias < 0).sum()), blocks.num_texts) + _EXTRA_CLASSES
+        num_classes = min(int((bias < 0).sum()), blocks.num_texts) + _EXTRA_CLASSES if bias.any() else len(bias)
         self._classes: list[int] = bias.argsort()[:num_classes].tolist()
 
     def select_texts(self, pool: Tensor) -> tuple[Tensor, Tensor]:

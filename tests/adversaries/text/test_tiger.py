@@ -168,12 +168,14 @@ def test_texts_that_span_more_than_half_of_the_dimensions_are_not_taken_for_nois
     assert claims(run(update, known(narrow))) == EXACT
 
 
-def test_a_held_embedding_leaves_words_near_the_first_span(run: Any) -> None:
+def test_without_embedding_and_last_layer_words_near_the_first_span_are_tried(run: Any, caplog: Any) -> None:
     update, _ = make_update(0.001)
     assert update.gradient is not None
-    gradient = {name: t * (name != "embedding.weight") for name, t in update.gradient.items()}
-    held = dataclasses.replace(update, payload=Payload.from_dense(gradient, "gradient"))
-    assert claims(run(held, known())) & EXACT
+    held = "embedding.weight", "linear.weight", "linear.bias"
+    gradient = {name: t * (name not in held) for name, t in update.gradient.items()}
+    finding = run(dataclasses.replace(update, payload=Payload.from_dense(gradient, "gradient")), known())
+    assert claims(finding) & EXACT
+    assert "the last layer was not sent; labels are guesses" in caplog.text
 
 
 def test_an_encoder_without_embedding_gradient_and_a_client_without_n_are_refused_in_one_sentence(run: Any) -> None:
