@@ -62,7 +62,6 @@ GATES: Mapping[str, dict[str, Any]] = {
     TURNED: {"measure": MEASURES["gradient-norm"], "larger_means": "less"},
     "angular-lipschitz": {"measure": MEASURES["angular-lipschitz"]},
     "expected-error": {"measure": MEASURES["expected-error"]},
-    "lavp": {"measure": {"name": "lavp", "steps": 1}},
 }
 """Settings of a gate by what rows call it; the second closes on small gradients, against the measure's direction."""
 RANDOM_GATE = "studies.gate.study:RandomGate"
