@@ -246,7 +246,9 @@ def test_running_statistics_and_integers_are_claimed_as_last_returned(record: Re
         dataclasses.replace(
             u,
             before=dict(u.before) | extra,
-            payload=Payload.from_dense(dict(u.after) | extra | {"1.running_var": torch.full((2,), u.round)}, "weights"),
+            payload=Payload.from_dense(
+                dict(u.after) | extra | {"1.running_var": torch.full((2,), float(u.round))}, "weights"
+            ),
         )
         for u in messages(8, 3, torch.float32)
     ]
