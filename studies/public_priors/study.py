@@ -105,8 +105,11 @@ def tables(rows: Rows) -> dict[str, str]:
     for (case,), of_case in group_rows(select_rows(rows, epochs=1), "case").items():
         line = [case]
         for attack in [*TITLES, "map denoiser"]:
-            gains = gains_in_db(select_rows(of_case, attack=attack))
-            line.append(f"{mean_text(gains)}, {sum(gains > 0)}" if len(gains) else "–")
+            of_attack = select_rows(of_case, attack=attack)
+            gains = gains_in_db(of_attack)
+            line.append(
+                f"{mean_text(gains)}, {sum(gains > 0)}, {identified_share(of_attack):.0f} %" if len(gains) else "–"
+            )
         # Show the highest of the controls.
         others = [mean_other(rows) for (name,), rows in group_rows(of_case, "attack").items() if name in WITH_PRIOR]
         priors.append([*line, f"{max(others):+.1f}"])
@@ -136,6 +139,9 @@ def mean_other(rows: Rows) -> float:
 
 def identified_text(rows: Rows) -> str:
     """Format the share of examples that are identified, with what guesses get."""
-    of_metric = select_rows(rows, metric="identified")
-    value, floor = (100 * column_values(of_metric, name).mean() for name in ("value", "floor"))
-    return f"{value:.0f} % ({floor:.0f} %)"
+    return f"{identified_share(rows):.0f} % ({identified_share(rows, 'floor'):.0f} %)"
+
+
+def identified_share(rows: Rows, column: str = "value") -> float:
+    """Return the share of examples that are identified, or by chance, in per cent."""
+    return float(100 * column_values(select_rows(rows, metric="identified"), column).mean())

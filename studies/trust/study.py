@@ -1,0 +1,264 @@
+"""The defenses against the strongest passive attacks, over seeds, and the first table of docs/studies/defenses.md."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+import fedsim
+from fedsim.audit.audit import Audit, open_audit
+from fedsim.audit.evaluation.statistics import mean_and_margin
+from fedsim.federation.config import AttackFile, validate_tables
+from fedsim.federation.run_folder import RunFolder
+from fedsim.report.adaptive import FAILS, HOLDS, NOT_CONCLUDED, ONLY_NAIVE
+from fedsim.report.summary import Summary
+from fedsim.report.verdicts import LEAKS, ScoreReading, score_readings
+from fedsim.sweeps.file import read_sweep
+from fedsim.sweeps.grid import SweepGrid, build_grid
+from studies.defenses.study import OF_ALL_SCORES, SHORT, epsilons, naive_and_adaptive, promised_epsilon, worth_of
+from studies.messages import pair_psnr
+from studies.running import RUNS, STUDIES, Row, final_accuracy, read_rows
+from studies.writing import group_rows, markdown_table, select_rows
+
+VICTIMS = list(range(20))
+METRICS = ("psnr", "ssim", "identified")
+ATTACKS: dict[str, dict[str, Any]] = {
+    "map": {"name": "map", "draws": 0},
+    "learned": {"name": "learned-inversion", "simulated": 3000, "features": 800},
+    "ig": {"name": "inverting-gradients", "iterations": 200, "step_size": 0.1, "tv_weight": 0.001},
+}
+WITH_PUBLIC_IMAGES = ("map", "learned")
+"""Attacks that try to get past a defense; `ig` does under noise what it does without knowing it."""
+STRONGER: dict[str, tuple[str, dict[str, Any]]] = {
+    "update-noise 0.2": ("update-noise 0.02", {"name": "update-noise", "clip": 0.5, "noise_multiplier": 0.2}),
+    "update-noise 0.1": ("update-noise 0.02", {"name": "update-noise", "clip": 0.5, "noise_multiplier": 0.1}),
+    "update-noise 0.06": ("update-noise 0.02", {"name": "update-noise", "clip": 0.5, "noise_multiplier": 0.06}),
+    "dp-sgd 0.3": ("dp-sgd 0.1", {"name": "dp-sgd", "clip": 4.0, "noise_multiplier": 0.3}),
+}
+"""Cases that the study of defenses does not have: the case of it that each follows, and the defense."""
+NONE = "none"
+NAMES = {"psnr": "PSNR", "ssim": "SSIM", "identified": "identification"}
+REFUSES = "refuses"
+Rows = Sequence[Mapping[str, str]]
+
+
+@cache
+def defense_grid() -> SweepGrid:
+    """Return the grid of the study of defenses."""
+    return build_grid(read_sweep(STUDIES / "defenses" / "sweep.toml"))
+
+
+def case_tables(case: str, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the experiment of a case of the study of defenses or of `STRONGER`, and the adversary's table."""
+    like, defense = STRONGER.get(case, (case, None))
+    points = [point for point in defense_grid().points if point.labels["case"] == like and not point.is_added]
+    tables = deepcopy(defense_grid().tables(points[0]))
+    adversary, _ = tables.pop("adversary"), tables.pop("attack")
+    if defense is not None:
+        tables["defense"] = [defense]
+    tables["federation"] = {**tables["federation"], "seed": seed}
+    if adversary["victims"] != "all":
+        adversary["victims"] = VICTIMS
+    adversary |= {"auxiliary": 5000, "workers": 1, "knowledge": {**adversary["knowledge"], "auxiliary": True}}
+    return tables, adversary
+
+
+def record_case(case: str, seed: int) -> fedsim.Run:
+    """Run the federation of a case, unless it was run before."""
+    folder = RUNS / "trust" / f"{case}, seed {seed}"
+    return fedsim.open(folder) if folder.exists() else fedsim.run(case_tables(case, seed)[0], out=folder)
+
+
+def measure(seed: int, attack: str, case: str) -> list[Row]:
+    """Attack the victims of a case, and return a row for each victim and metric, or one that says why there is none.
+
+    `other` is the gain in dB by the images of the next victim.
+    """
+    run = record_case(case, seed)
+    table = {**ATTACKS[attack], "label": attack}
+    spec = validate_tables(AttackFile, {"adversary": case_tables(case, seed)[1], "attack": [table]}, case)
+    audit = open_audit(run.path, spec, trust=True)
+    failures = audit.run()
+    titles = (attack, f"{attack} adaptive")
+    scores = [row for row in audit.score() if row["attack"] in titles and row["metric"] in METRICS]
+    size = next(iter(run.transcript.upload_sizes(run.transcript.rounds[0]).values()))
+    about: Row = {
+        "accuracy": final_accuracy(run), "bytes": size,
+        "epsilon": min((loss.epsilon for loss in epsilons(RunFolder(run.path))), default=""),
+    }  # fmt: skip
+    others = gains_by_others(run, audit, [row for row in scores if row["metric"] == "psnr"])
+    rows = []
+    for row in scores:
+        rows.append({
+            "knows": row["attack"].endswith("adaptive"), "victim": row["victim"], "metric": row["metric"],
+            "value": row["value"], "floor": row["floor"], "floor_guess": row["floor_guess"],
+            "examples": row["examples"], "other": others[row["attack"], int(row["victim"])], "failed": "", **about,
+        })  # fmt: skip
+    for title in titles:
+        reasons = [reason for reason in failures if reason.startswith(f"{title}:") or reason.startswith(f"{title} ")]
+        if reasons:
+            rows.append({"knows": title.endswith("adaptive"), "failed": reasons[0], **about})
+    return rows
+
+
+def gains_by_others(run: fedsim.Run, audit: Audit, scores: Sequence[Row]) -> dict[tuple[str, int], float]:
+    """Return by how many dB each claim is above the floor of the next victim, scored against its images."""
+    floors = {int(row["victim"]): float(row["floor"]) for row in scores}
+    victims, gains = list(floors), {}
+    for item in run.findings:
+        if item.victim in floors and any(row["attack"] == item.attack for row in scores):
+            other = victims[(victims.index(item.victim) + 1) % len(victims)]
+            truth = audit.case.truth(other, None, members_of(run, other))
+            assert truth is not None
+            gains[item.attack, item.victim] = pair_psnr(item.finding.data, truth.data) - floors[other]
+    return gains
+
+
+def members_of(run: fedsim.Run, victim: int) -> Sequence[int]:
+    """Return the clients whose sum stands for a victim; the victim alone where nothing is summed."""
+    reply = run.transcript.header(run.transcript.rounds[0]).find_reply(victim)
+    return (reply.members if reply else ()) or (victim,)
+
+
+def readings(rows: Rows, attack: str) -> dict[tuple[str, bool], ScoreReading]:
+    """Return what a report would read of an attack, by metric and by whether it knows the defense; seeds are pooled."""
+    full: list[dict[str, Any]] = []
+    for row in select_rows(rows, attack=attack, failed=""):
+        knows = row["knows"] == "True"
+        full.append({
+            **row, **OF_ALL_SCORES, "examples": row["examples"], "victim": f"{row['seed']}-{row['victim']}",
+            "attack": f"{attack} adaptive" if knows else attack, "granted": "defenses" if knows else "",
+        })  # fmt: skip
+    return {(item.summary.metric, item.summary.knows_defenses): item for item in score_readings(full, {})}
+
+
+def worths(rows: Rows, undefended: Rows) -> dict[tuple[str, str], str]:
+    """Return what a defense is worth by attack and metric, with the attacks of the study of defenses."""
+    case, found = rows[0]["case"], {}
+    for attack in ATTACKS:
+        judged, controls = readings(rows, attack), readings(undefended, attack)
+        for metric in METRICS:
+            naive, adaptive = judged.get((metric, False)), judged.get((metric, True))
+            if naive is not None and naive.verdict == LEAKS:
+                found[attack, metric] = SHORT[FAILS]
+            elif naive is not None:
+                found[attack, metric] = worth_of(case, naive, adaptive, controls.get((metric, False)))
+    former = read_rows(STUDIES / "defenses" / "results.csv")
+    for attack, metric in itertools.product(("sme", "ig"), ("psnr", "ssim")):
+        pair = naive_and_adaptive(select_rows(former, cell=case), attack, metric)
+        found[f"{attack} of the other study", metric] = worth_of(case, *pair, None)
+    return found
+
+
+def verdict_of(rows: Rows, undefended: Rows) -> str:
+    """Return the worst that any attack says of a defense by any metric, and by which metrics it leaks.
+
+    It holds where it does against all attacks with public images that could be made, and no other one leaks.
+    """
+    if rows[0]["case"] == NONE:
+        return "–"
+    found = worths(rows, undefended)
+    leaking = {metric for (_, metric), worth in found.items() if worth in (SHORT[FAILS], SHORT[ONLY_NAIVE])}
+    if identifies_transformed(rows[0]["case"]):
+        return "fails by identification in any transform"
+    if leaking:
+        names = [name for metric, name in NAMES.items() if metric in leaking]
+        return "fails" if len(names) == len(NAMES) else f"fails by {' and '.join(names)}"
+    here = {worth for (attack, _), worth in found.items() if attack in WITH_PUBLIC_IMAGES}
+    return SHORT[HOLDS] if here == {SHORT[HOLDS]} else SHORT[NOT_CONCLUDED]
+
+
+def identifies_transformed(case: str) -> bool:
+    """Tell whether more images are identified in any transform than by chance, by the study of transforms."""
+    rows = select_rows(read_rows(STUDIES / "transforms" / "results.csv"), case=case)
+    for of_public in group_rows(rows, "public").values():
+        gains = {(row["victim"], row["seed"]): float(row["turned"]) - float(row["chance"]) for row in of_public}
+        mean, margin = mean_and_margin(gains)
+        if mean > margin:
+            return True
+    return False
+
+
+def tables(rows: Rows) -> dict[str, str]:
+    """Return a line for each defense: what it costs, and what each attack gets, first without knowledge of it."""
+    found = {case: of_case for (case,), of_case in group_rows(rows, "case").items()}
+    attacks = [attack for attack in ATTACKS if select_rows(rows, attack=attack)]
+    lines = []
+    for case in filter(found.__contains__, case_order()):
+        of_case = found[case]
+        line = [case, accuracy_text(of_case), promised_epsilon(of_case[0]["epsilon"])]
+        for metric, text in (("psnr", gain_text), ("identified", share_text)):
+            line += [attack_text(of_case, attack, metric, text) for attack in attacks]
+        lines.append([*line, victims_text(of_case), seeds_text(of_case, found[NONE])])
+    head = ["defense", "accuracy", "ε", *attacks, *(f"identified: {name}" for name in attacks), "victims", "verdict"]
+    return {"": markdown_table(head, lines)}
+
+
+def case_order() -> list[str]:
+    """Return the cases in the order of the study of defenses, those of `STRONGER` where they belong."""
+    order = list(dict.fromkeys(point.labels["case"] for point in defense_grid().points))
+    for case, (place, _) in STRONGER.items():
+        order.insert(order.index(place) + 1, case)
+    return order
+
+
+def attack_text(rows: Rows, attack: str, metric: str, text: Callable[[Summary], str]) -> str:
+    """Format the naive and the adaptive score of an attack; empty where it was not made."""
+    if not select_rows(rows, attack=attack):
+        return ""
+    found = readings(rows, attack)
+    shown = [text(found[metric, knows].summary) for knows in (False, True) if (metric, knows) in found]
+    if any(row["failed"] for row in select_rows(rows, attack=attack)):
+        shown.append(REFUSES)
+    return " / ".join(shown)
+
+
+def gain_text(item: Summary) -> str:
+    """Format how many dB a score is above the floor, with half of its 95 % interval over victims and seeds."""
+    gains = {victim_and_seed(name): item.values[name] - item.floors[name] for name in item.values}
+    mean, margin = mean_and_margin(gains)
+    return f"{mean:+.1f} ± {margin:.1f}"
+
+
+def share_text(item: Summary) -> str:
+    """Format a share in per cent, with half of its 95 % interval over victims and seeds."""
+    mean, margin = mean_and_margin({victim_and_seed(name): 100 * value for name, value in item.values.items()})
+    return f"{mean:.0f} ± {margin:.0f}"
+
+
+def victim_and_seed(name: str) -> tuple[str, str]:
+    """Return victim and seed of what `readings` counts as a victim."""
+    seed, victim = name.split("-")
+    return victim, seed
+
+
+def accuracy_text(rows: Rows) -> str:
+    """Format the mean accuracy over seeds, in per cent."""
+    by_seed = {row["seed"]: float(row["accuracy"]) for row in rows}
+    return f"{np.mean(list(by_seed.values())):.1%}"
+
+
+def victims_text(rows: Rows) -> str:
+    """Format how many victims of how many seeds were attacked most."""
+    seeds = {row["seed"] for row in rows}
+    count = len({(row["seed"], row["victim"]) for row in rows if row["victim"]})
+    return f"{count} of {len(seeds)}"
+
+
+def seeds_text(rows: Rows, undefended: Rows) -> str:
+    """Format the verdict on a defense, and those of the seeds where they differ from it."""
+    verdict = verdict_of(rows, undefended)
+    single = {}
+    for (seed,), of_seed in group_rows(rows, "seed").items():
+        single[seed] = verdict_of(of_seed, select_rows(undefended, seed=seed))
+    differing = {seed: text for seed, text in single.items() if text != verdict}
+    if not differing:
+        return verdict
+    if len(single) > 1 and len(differing) == len(single) and len(set(single.values())) == 1:
+        return f"{verdict} (each seed alone: {single.popitem()[1]})"
+    return f"{verdict} ({'; '.join(f'seed {seed}: {text}' for seed, text in differing.items())})"
