@@ -15,7 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedsim.base.errors import ConfigError, FedsimError, PluginError, first_line, plugin_exit_error
+from fedsim.base.errors import (
+    ConfigError,
+    FedsimError,
+    PluginError,
+    error_reason,
+    first_line,
+    one_line,
+    plugin_exit_error,
+)
 from fedsim.base.loss_term import add_model_term
 from fedsim.base.process_defaults import protect_defaults
 from fedsim.base.randomness import generator, numpy_generator, seed_globals
@@ -149,13 +157,24 @@ class Experiment:
         first_examples = slice(0, 16)
         inputs = self.data.to_model(self.dataset.train.inputs(first_examples))
         labels = self.dataset.train.labels[first_examples]
-        if has_hidden_state(self.model, self.new_model("hidden state"), self.training, inputs):
-            raise ConfigError(f"model: of '{self.config.model.name}', {HIDDEN_STATE}")
-        if fault := describe_evaluation_faults(self.model, inputs):
-            log.warning("model '%s': %s", self.config.model.name, fault)
+        self._check_passes(sample)
         check_example_independence(self.model, self.training, self.client_defenses(0), inputs, labels)
         self._check_measures()
         check_recipe(self)
+
+    def _check_passes(self, inputs: Tensor) -> None:
+        """Raise ConfigError where passes of the model follow from what no message holds; warn of faulty evaluation."""
+        name = self.config.model.name
+        try:
+            hides_state = has_hidden_state(self.model, self.new_model("hidden state"), self.training, inputs)
+            fault = describe_evaluation_faults(self.model, inputs)
+        except Exception as error:  # whatever a stranger's model raises; the run names the clients that it fails
+            log.warning("model '%s': failed on %d examples (%s)", name, len(inputs), one_line(error_reason(error)))
+            return
+        if hides_state:
+            raise ConfigError(f"model: of '{name}', {HIDDEN_STATE}")
+        if fault:
+            log.warning("model '%s': %s", name, fault)
 
     def _check_secure_aggregation(self, strategy: Any) -> None:
         """Raise ConfigError where groups, strategy, weights or defenses forbid summing securely."""
