@@ -30,7 +30,7 @@ def test_a_study_says_what_it_asks_and_has_a_plan(name: str) -> None:
         assert study.cells()
 
 
-@pytest.mark.parametrize("name", ["dager", "tableak", "today", "angular", "gate"])
+@pytest.mark.parametrize("name", ["dager", "tableak", "today", "angular", "gate", "trust", "transforms", "null_space"])
 def test_every_row_is_of_a_cell(name: str) -> None:
     study = Study.open(name)
     cells, is_row_of = study.cells(), getattr(study.module, "is_row_of", running.matches)
