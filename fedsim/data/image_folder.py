@@ -99,8 +99,8 @@ class ImageFolder(CheckedSettings):
             held_out = choose_distinct(images[0], labels[0], self.test_fraction)
             if held_out.all() or not held_out.any():
                 raise DataError(
-                    f"{home}: {len(held_out)} images are too few to hold out a share of {self.test_fraction:g}; "
-                    "add images or change data.test_fraction"
+                    f"{home}: {len(held_out)} images, of which equal ones count as one, are too few to hold out a "
+                    f"share of {self.test_fraction:g}; add images or change data.test_fraction"
                 )
             images = [images[0][~held_out], images[0][held_out]]
             labels = [labels[0][~held_out], labels[0][held_out]]

@@ -38,10 +38,9 @@ KINDS: dict[str, tuple[str, Callable[[], Image.Image], float, float]] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_images_keep_their_contrast(kind: str, tmp_path: Path) -> None:
     ending, make, bright, dark = KINDS[kind]
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        for number in range(5):
-            make().save(tmp_path / name / f"{number}.{ending}")
+    for name in ("train/a", "train/b", "test/a", "test/b"):
+        (tmp_path / name).mkdir(parents=True)
+        make().save(tmp_path / name / f"image.{ending}")
     image = ImageFolder(path=str(tmp_path), size=16).load(None).train.inputs()[0]
     assert image[:, :, 0].mean().item() == pytest.approx(bright, abs=0.005)
     assert image[:, :, -1].mean().item() == pytest.approx(dark, abs=0.005)

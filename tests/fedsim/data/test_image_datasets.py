@@ -705,7 +705,7 @@ def test_a_folder_that_will_not_do_is_one_sentence(folder: Path) -> None:
     (own / "b").mkdir()
     assert f"{own / 'b'}: holds no image; add some (.bmp, .gif" in load()
     write_image(own / "b" / "1.jpg")
-    assert f"{own}: 2 images are too few to hold out a share of 0.2; add images or change data.test_fraction" in load()
+    assert f"{own}: 2 images, of which equal ones count as one, are too few to hold out a share of 0.2" in load()
     for index in range(2, 9):
         write_image(own / "b" / f"{index}.jpg", (400, 300))
     path = own / "b" / "3.jpg"
