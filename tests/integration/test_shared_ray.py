@@ -90,14 +90,16 @@ def test_ray_writes_the_same_bytes_as_serial(make_config: Callable[[], Config], 
 
 
 @pytest.mark.thorough
-def test_each_process_makes_data_and_network_once_and_recorder_and_strategy_read_each_reply_once(
+def test_each_process_makes_data_once_and_recorder_and_strategy_read_each_reply_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads = ReplyReads(monkeypatch)
     run_serial(on_ray(make_noting_config(tmp_path / "note"), 2), tmp_path / "run")
     notes = read_notes(tmp_path / "note")
     assert 2 <= len(notes) <= 3  # this process, and the actors
-    assert all(counts == {"data": 1, "network": 1} for counts in notes.values())
+    networks = sorted(counts["network"] for counts in notes.values())
+    assert networks == [1] * (len(notes) - 1) + [2]  # this process makes a second one, for a check of the first
+    assert all(counts["data"] == 1 for counts in notes.values())
     assert reads.counts() == [2] * (2 * 4 * 4)  # by recorder and strategy; rounds, clients, arrays
 
 
