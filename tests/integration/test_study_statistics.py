@@ -1,0 +1,61 @@
+"""Statistics of studies: shares of an oracle's gain with their permutations, and correlations with controls held."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from studies.gate.study import CLIENTS, STRENGTHS, Numbers, compare_choices
+from studies.gate_choice.study import saved_by
+from studies.lavp.controls import correlate_held
+
+LEAKS = np.random.default_rng(0).gamma(2.0, size=(2, CLIENTS))
+"""What leaks without a gate, `federation client`."""
+
+
+def leak_rows(leaks: Numbers, strength: float) -> list[dict[str, str]]:
+    rows = []
+    for (seed, client), leak in np.ndenumerate(leaks):
+        rows.append({"seed": str(seed), "client": str(client), "strength": str(strength), "leak": str(leak)})
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("sign", "expected"),
+    [
+        pytest.param(-1, "+1.00 (p 0.001)", id="those that leak most, as the oracle"),
+        pytest.param(1, "-1.00 (p 1.000)", id="those that leak least"),
+    ],
+)
+def test_a_gate_is_judged_between_the_oracle_and_its_reverse(sign: int, expected: str) -> None:
+    closed = (sign * LEAKS).argsort(axis=1).argsort(axis=1) < CLIENTS // 2
+    random = [row for strength in STRENGTHS for row in leak_rows((1 - strength) * LEAKS, strength)]
+    means, share = compare_choices(leak_rows(np.where(closed, 0, LEAKS), 0.5), random)
+    assert share == expected
+    assert means.endswith(f"({LEAKS.mean() / 2:.2f}, {np.sort(LEAKS)[:, : CLIENTS // 2].sum() / LEAKS.size:.2f})")
+
+
+def test_p_of_gates_that_close_at_random_is_even() -> None:
+    rng = np.random.default_rng(1)
+    random = [row for strength in STRENGTHS for row in leak_rows((1 - strength) * LEAKS, strength)]
+    found = []
+    for _ in range(60):
+        closed = rng.permuted(np.tile(np.arange(CLIENTS) < CLIENTS // 2, (2, 1)), axis=1)
+        _, share = compare_choices(leak_rows(np.where(closed, 0, LEAKS), 0.5), random)
+        found.append(float(share.partition("(p ")[2].rstrip(")")))
+    assert 0.35 < np.mean(found) < 0.65
+    assert np.mean(np.array(found) < 0.2) < 0.4
+
+
+def test_silence_of_those_that_leak_most_saves_the_most() -> None:
+    most = np.sort(LEAKS)[:, CLIENTS // 2 :].sum(1).mean()
+    assert saved_by(LEAKS, LEAKS) == pytest.approx(most)
+    assert saved_by(-LEAKS, LEAKS) == pytest.approx(LEAKS.sum(1).mean() - most)
+
+
+def test_a_held_control_gives_the_partial_correlation() -> None:
+    first, second, control = np.random.default_rng(2).standard_normal((3, 40))
+    first, second = first + control, second + control
+    of = np.corrcoef([first, second, control])
+    partial = (of[0, 1] - of[0, 2] * of[1, 2]) / np.sqrt((1 - of[0, 2] ** 2) * (1 - of[1, 2] ** 2))
+    assert correlate_held(first[None], second[None], [control[None]])[0] == pytest.approx(partial)
