@@ -117,8 +117,8 @@ def score(
     true = read_examples("truth", truth, bounds)
     modality = find_modality_name(modality, true)
     finding = read_claim(claimed, bounds, true)
-    if is_in_other_units(claims_of(finding), true):
-        log.warning("score: claimed: varies far less than the truth; hand it over in the units of value_range")
+    if finding is not claimed and is_in_other_units(claims_of(finding), true):
+        log.warning("score: claimed: varies far less than the truth; if its unit is another, use that of value_range")
     # Without labels all examples count as of one class; labels that nobody claims are taken as known.
     claimed_labels, true_classes = read_labels(claimed, labels, true_labels, len(true), len(claims_of(finding)))
     has_labels, is_labelled = true_classes is not None, claimed_labels is not None

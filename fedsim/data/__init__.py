@@ -21,6 +21,8 @@ _LEAST_SPREAD = 1e-6
 """Standard deviation that is no rounding, as a share of the range."""
 _OTHER_UNIT = 0.1
 """Share of the whole range below which what a channel spans is in another unit."""
+_ROWS_AT_ONCE = 10_000
+"""Examples that are converted at once, so that large files stay mapped and need no memory."""
 PADDING = "<pad>"
 """Name of the token that fills up short texts."""
 
@@ -155,9 +157,9 @@ class Dataset:
         tenth of the whole: these are in different units.
         """
         low, high = (torch.tensor(float(bound)) for bound in self.value_range)
-        if self.task.modality == "series":
+        if self.task.modality == "series" and self.task.input_shape[0] > 1:
             lows, highs = self._measure_ends([0, 2])
-            has_units = len(lows) > 1 and bool((highs - lows).amin() < _OTHER_UNIT * (high - low))
+            has_units = bool((highs - lows).amin() < _OTHER_UNIT * (high - low))
             return (lows[:, None], highs[:, None]) if has_units else (low, high)
         if self.task.modality != "table" or self.value_range == (0, 1):
             return low, high
@@ -169,8 +171,13 @@ class Dataset:
 
     def _measure_ends(self, axes: list[int]) -> tuple[Tensor, Tensor]:
         """Return the lowest and highest inputs over some axes; 1 apart where all are equal."""
-        inputs = torch.cat([self.train.inputs(), self.test.inputs()])
-        low, high = inputs.amin(axes), inputs.amax(axes)
+        lows, highs = [], []
+        for examples in (self.train, self.test):
+            for start in range(0, len(examples), _ROWS_AT_ONCE):
+                inputs = examples.inputs(slice(start, start + _ROWS_AT_ONCE))
+                lows.append(inputs.amin(axes))
+                highs.append(inputs.amax(axes))
+        low, high = torch.stack(lows).amin(0), torch.stack(highs).amax(0)
         return low, torch.where(high > low, high, low + 1)
 
     def to_unit_range(self, inputs: Tensor) -> Tensor:

@@ -138,7 +138,8 @@ def _round_inputs(path: Path, name: str, values: NDArray[Any]) -> NDArray[np.flo
         DataError: rounding takes more than a thousandth of the spread of a channel or feature.
     """
     rounded = np.ascontiguousarray(values, np.float32)
-    for channel in range(values.shape[1]) if values.dtype.itemsize > 4 or values.dtype.kind in "iu" else ():
+    is_rounded = values.dtype.itemsize > 4 or (values.dtype.itemsize == 4 and values.dtype.kind in "iu")
+    for channel in range(values.shape[1]) if is_rounded else ():
         exact = values[:, channel].astype(np.float64)
         with np.errstate(invalid="ignore"):  # infinite numbers are refused with those of any data set
             spread, error = np.ptp(exact), np.abs(exact - rounded[:, channel]).max()

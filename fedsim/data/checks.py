@@ -14,7 +14,7 @@ from fedsim.base.task import Task
 from fedsim.data import Dataset, Examples
 
 _MOST_CHANNELS = 4
-"""Most channels of an image whose last axis has them, as images of most libraries; none is so narrow."""
+"""Most channels of an image whose last axis has them, as images of most libraries; larger ones are not so narrow."""
 _FEWEST_ROWS = 10
 """Rows of labels from which on it is no chance that each has one label."""
 
@@ -66,6 +66,8 @@ def check_dataset(dataset: Any, name: str) -> Dataset:
         )
         if complaint:
             raise DataError(f"data: the {part} part of '{name}' {complaint}")
+    if complaint := _check_label_counts(dataset):
+        raise DataError(f"data: '{name}' {complaint}")
     return dataset
 
 
@@ -74,9 +76,12 @@ def check_dataset(dataset: Any, name: str) -> Dataset:
 
 def _check_axes(task: Task) -> str:
     shape = task.input_shape
-    if task.modality != "image" or (len(shape) == 3 and not (shape[0] > _MOST_CHANNELS >= shape[2])):
+    # Feature maps of (64, 4, 4), say, are as small as a number of channels in both axes.
+    has_channels_last = len(shape) == 3 and min(shape[:2]) > _MOST_CHANNELS >= shape[2]
+    if task.modality != "image" or (len(shape) == 3 and not has_channels_last):
         return ""
-    remedy = "x.transpose(0, 3, 1, 2) of NumPy puts channels first" if len(shape) == 3 else "add an axis of one channel"
+    remedies = {2: "add an axis of one channel", 3: "x.transpose(0, 3, 1, 2) of NumPy puts channels first"}
+    remedy = remedies.get(len(shape), "reshape them, or name another modality")
     return f"has images of shape {shape}, expected channel, height and width, in this order; {remedy}"
 
 
@@ -104,7 +109,7 @@ def _check_columns(dataset: Dataset) -> str:
         return f"has columns of {position} features in all, and inputs of shape {shape}; let columns describe them all"
     for column in dataset.columns:
         for examples in (dataset.train, dataset.test) if column.categories else ():
-            features = examples.inputs()[:, column.features]
+            features = examples.raw[:, column.features] * (1.0 if examples.scale is None else examples.scale)
             if not (((features == 0) | (features == 1)).all() and (features.sum(1) == 1).all()):
                 return f"has a column '{column.name}' of categories that is not 1 in one feature and 0 in the others"
     return ""
@@ -139,11 +144,6 @@ def _check_labels(dataset: Dataset, examples: Examples) -> str:
             return f"has targets of type {labels.dtype}, expected float32 for {task.describe_goal()} (num_classes = 0)"
         if task.goal == "labels" and not ((labels == 0) | (labels == 1)).all():
             return "has labels other than 0 and 1, which say whether an example has each; mend the data or num_labels"
-        if task.goal == "labels" and len(labels) >= _FEWEST_ROWS and (labels.sum(1) == 1).all():
-            return (
-                "has exactly one label an example, so that labels are classes, which are learned otherwise; write the "
-                "index of each example's class, as y.argmax(1) gives it"
-            )
         return "" if labels.isfinite().all() else "has a target that is NaN or infinite"
     if labels.dtype != torch.int64:
         return f"has labels of type {labels.dtype}, expected int64 for {task.describe_goal()}"
@@ -155,6 +155,17 @@ def _check_labels(dataset: Dataset, examples: Examples) -> str:
             f"{task.outputs - 1}; mend the data or {'mask_classes' if task.goal == 'masks' else 'num_classes'}"
         )
     return ""
+
+
+def _check_label_counts(dataset: Dataset) -> str:
+    rows = [dataset.train.labels, dataset.test.labels]
+    is_single = dataset.task.goal == "labels" and all(bool((part.sum(1) == 1).all()) for part in rows)
+    if not is_single or sum(map(len, rows)) < _FEWEST_ROWS:
+        return ""
+    return (
+        "has exactly one label an example, so that labels are classes, which are learned otherwise; write the index of "
+        "each example's class, as y.argmax(1) gives it"
+    )
 
 
 def _check_inputs(dataset: Dataset, examples: Examples) -> str:

@@ -204,10 +204,12 @@ def _list_images(home: Path) -> tuple[list[str], list[_LabelledPaths]]:
 
 def _class_names(home: Path) -> list[str]:
     names = _subfolder_names(home)
-    if part := next((name for name in names if name.lower() in _PART_NAMES), None):
+    parts = [name for name in names if name.lower() in _PART_NAMES]
+    # A single one may be a class, as 'train' beside 'bus' and 'tram' is.
+    if len(parts) > 1 or (parts and len(_subfolder_names(home / parts[0])) > 1):
         raise DataError(
-            f"{home / part}: is named as a part of the data and would be a class; call the parts 'train' and 'val' (or "
-            "'test'), each with one folder a class"
+            f"{home / parts[0]}: is named as a part of the data and would be a class; call the parts 'train' and 'val' "
+            "(or 'test'), each with one folder a class"
         )
     if len(names) < 2:
         inner = f"; set data.path to {home / names[0]}, if that is where they are" if names else ""

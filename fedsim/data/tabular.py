@@ -28,8 +28,12 @@ MAX_CATEGORIES = 1000
 _MISSING_VALUES = frozenset(("", "nan", "na", "n/a", "#n/a", "<na>", "null", "none", "nil", "?", "-", "--", "."))
 """Texts of cells without a value, in lower case."""
 _LEADING_ZERO = re.compile(r"-?0\d")
-_SIGNED_NUMBER = re.compile(r"[^\w\s]*\s?\d[\d.,'\u2019]*\s?[^\w\s]*")
-"""A number with a sign of a currency, per cent or thousands, a decimal comma or a typographic minus."""
+_DIGITS = r"(\d+([.,]\d+)?|\d{1,3}([.'\u2019\s]\d{3})+(,\d+)?|\d{1,3}([,'\u2019\s]\d{2,3})+(\.\d+)?)"
+_SIGNED_NUMBER = re.compile(rf"[^\w\s<>=\u2264\u2265#]*\s?{_DIGITS}\s?[^\w\s<>=\u2264\u2265+]*")
+"""A number with a sign of a currency, per cent or thousands, a decimal comma or a typographic minus.
+
+Comparisons ('<30' and '65+'), dates and versions ('24.12.2026') are categories.
+"""
 _TOO_MANY_REMEDY = "name it in drop, or leave it out of categorical if it holds numbers"
 
 

@@ -157,7 +157,7 @@ class Experiment:
         first_examples = slice(0, 16)
         inputs = self.data.to_model(self.dataset.train.inputs(first_examples))
         labels = self.dataset.train.labels[first_examples]
-        self._check_passes(sample)
+        self._check_passes(inputs[:4])
         check_example_independence(self.model, self.training, self.client_defenses(0), inputs, labels)
         self._check_measures()
         check_recipe(self)

@@ -19,7 +19,7 @@ def describe_evaluation_faults(model: nn.Module, inputs: Tensor) -> str:
 
     Args:
         model: whose running statistics are shared; its modes change.
-        inputs: `example ...` in model units.
+        inputs: `example ...` in model units; whether they mix shows from four on.
     """
     set_evaluation_modes(model, model.state_dict())
     whole, again = (_compute_outputs(model, inputs, key) for key in ("one", "other"))
@@ -31,7 +31,9 @@ def describe_evaluation_faults(model: nn.Module, inputs: Tensor) -> str:
     if any(isinstance(layer, _BatchNorm) and layer.running_mean is None for layer in model.modules()):
         return ""  # it normalises by the batch, as it was told to
     half = len(inputs) // 2
-    halves = [_compute_outputs(model, part, "one") for part in (inputs[:half], inputs[half:])] if half else [whole]
+    if half < 2:
+        return ""  # many networks squeeze the axis of a single example away, which is no mixing
+    halves = [_compute_outputs(model, part, "one") for part in (inputs[:half], inputs[half:])]
     if not _agree(whole, torch.cat(halves)):
         return (
             "what it computes of an example in evaluation depends on the others of the batch, as in a recurrent layer "

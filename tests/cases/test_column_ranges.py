@@ -99,6 +99,22 @@ def test_a_table_without_test_rows_has_ranges_too() -> None:
     assert torch.equal(table.from_unit_range(table.to_unit_range(rows)), rows)
 
 
+def test_ranges_are_measured_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that large mapped files need no memory; and of one channel, which has no other unit, not at all."""
+    monkeypatch.setattr("fedsim.data._ROWS_AT_ONCE", 3)
+    series = torch.arange(60.0).reshape(10, 2, 3) * torch.tensor([1.0, 100.0])[:, None]
+
+    def build(channels: int) -> Dataset:
+        parts = [
+            Examples(raw=part[:, :channels], labels=torch.arange(5) % 2, scale=1.0) for part in series.flip(0).split(5)
+        ]
+        ends = {"value_range": (-9.0, 5900.0), "source": "here", "licence": "free"}
+        return Dataset(name="series", num_classes=2, train=parts[0], test=parts[1], modality="series", **ends)
+
+    assert [end.flatten().tolist() for end in build(2).input_bounds] == [[0.0, 300.0], [56.0, 5900.0]]
+    assert [end.tolist() for end in build(1).input_bounds] == [-9.0, 5900.0]
+
+
 def test_channels_of_series_in_other_units_count_alike(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     series = rng.random((200, 2, 12)) * np.array([1.0, 300.0])[:, None]  # an acceleration and a temperature, say

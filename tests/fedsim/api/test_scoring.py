@@ -12,6 +12,7 @@ import torch
 
 import fedsim
 from fedsim.base.errors import ConfigError, PluginError
+from fedsim.interfaces.findings import Reconstruction
 
 RNG = torch.Generator().manual_seed(0)
 TRUE, PUBLIC = torch.rand(4, 1, 12, 12, generator=RNG), torch.rand(120, 1, 12, 12, generator=RNG)
@@ -65,7 +66,11 @@ def test_the_value_range_is_that_of_all_tensors() -> None:
 
 def test_other_units_than_those_of_the_truth_are_noticed(caplog: pytest.LogCaptureFixture) -> None:
     fedsim.score(TRUE, TRUE * 255, public=PUBLIC * 255, value_range=(0, 255))
-    assert "score: claimed: varies far less than the truth; hand it over in the units" in caplog.text
+    assert "score: claimed: varies far less than the truth; if its unit is another, use that of val" in caplog.text
+    caplog.clear()
+    grey = Reconstruction(data=torch.full_like(TRUE, 0.5), labels=torch.zeros(len(TRUE), dtype=torch.int64))
+    fedsim.score(grey, TRUE, public=PUBLIC)  # findings are in units of the range anyway
+    assert "far less" not in caplog.text
     with pytest.raises(ConfigError, match=r"score: public: of the value_range it spans 0\.0039 and the truth"):
         fedsim.score(TRUE * 255, TRUE * 255, public=PUBLIC, value_range=(0, 255))
 

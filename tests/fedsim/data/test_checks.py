@@ -44,6 +44,11 @@ def one_label_each() -> Dataset:
     return table(train=examples, test=examples, num_classes=0, num_labels=3)
 
 
+def with_label(examples: Examples, place: tuple[int, int]) -> Examples:
+    """Let one example have one more label."""
+    return dataclasses.replace(examples, labels=put(examples.labels, place, 1))
+
+
 def put(tensor: Tensor, place: Any, value: float) -> Tensor:
     tensor = tensor.clone()
     tensor[place] = value
@@ -72,6 +77,7 @@ RAW, LABELS = table().train.raw, table().train.labels
             r"has images of shape \(28, 28, 3\), expected channel, height and width, in this order; x.tr",
         ),
         (images(28, 28), r"has images of shape \(28, 28\), expected channel, height and width.*; add an axis"),
+        (images(2, 3, 8, 8), r"has images of shape \(2, 3, 8, 8\).*; reshape them, or name another modality"),
         (with_train(scale=None), "has no scale, and so its numbers would be cut to integers as tokens are"),
         (with_train(raw=RAW.to(torch.complex64)), r"has inputs of type torch\.complex64, expected real numbers"),
         (table(vocabulary=9), r"has tokens of type torch\.float32 and scale 1\.0, expected integers, and None"),
@@ -110,6 +116,11 @@ def test_good_data_sets_pass() -> None:
     targets = torch.linspace(-1, 1, 6)
     part = Examples(raw=RAW, labels=targets, scale=1.0)
     check_dataset(table(train=part, test=part, num_classes=0), "mine")
+    for shape in ((64, 4, 4), (3, 32, 32), (1, 28, 1), (22, 1, 3), (13, 64, 64)):
+        check_dataset(images(*shape), "mine")
+    singles = one_label_each()
+    check_dataset(dataclasses.replace(singles, train=with_label(singles.train, (0, 1))), "mine")
+    check_dataset(dataclasses.replace(singles, test=with_label(singles.test, (0, 1))), "mine")
     words = Examples(raw=torch.tensor([[8, 0], [1, 2]]), labels=LABELS[:2], scale=None)
     check_dataset(table(train=words, test=words, vocabulary=9), "mine")
 

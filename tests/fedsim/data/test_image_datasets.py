@@ -671,6 +671,13 @@ def test_parts_by_other_names_are_no_classes(folder: Path, parts: tuple[str, str
     assert "is named as a part of the data and would be a class; call" in refusal(ImageFolder(path="own").load, folder)
 
 
+def test_a_class_may_be_called_train(folder: Path) -> None:
+    for number, label in enumerate(("bus", "train", "tram")):
+        for seed in range(5 * number, 5 * number + 5):
+            write_image(folder / "own" / label / "inner" / f"{seed}.png", seed=seed)
+    assert ImageFolder(path="own", size=8).load(folder).class_names == ("bus", "train", "tram")
+
+
 @pytest.mark.parametrize("highest", [4095, 65535])
 def test_images_of_twelve_bits_are_not_read_as_black(folder: Path, highest: int) -> None:
     pixels = np.linspace(0, highest, 64).astype(np.uint16).reshape(8, 8)

@@ -241,6 +241,13 @@ def csv(folder: Path, text: str | bytes = PEOPLE, **settings: Any) -> Dataset:
     return Csv(**{"path": "own.csv", "target": "owner", "drop": ("name",), **settings}).load(folder)
 
 
+@pytest.mark.parametrize("cells", [("<30", ">=30"), ("18+", "65+"), ("24.12.2026", "1.1.2026"), ("1.10.2", "1.9.0")])
+def test_comparisons_dates_and_versions_are_categories(tmp_path: Path, cells: tuple[str, str]) -> None:
+    text = "a,y\n" + "".join(f"{cells[n % 2]},{n // 2 % 2}\n" for n in range(20))
+    dataset = csv(tmp_path, text, target="y", drop=())
+    assert dataset.column("a").categories == tuple(sorted(cells))
+
+
 def test_a_table_of_ones_own_becomes_features_classes_and_groups(tmp_path: Path) -> None:
     dataset = csv(tmp_path, group="town", categorical=("rooms",))
     assert (len(dataset.train), len(dataset.test)) == (40, 10)

@@ -32,8 +32,20 @@ class Recurrent(nn.Module):
         return outputs
 
 
+class Squeezing(nn.Linear):
+    """Loses the axis of examples where there is only one."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs.flatten(1).squeeze())
+
+
 def normalising(tracks: bool) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64, track_running_stats=tracks), nn.Dropout(0.5))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_a_network_that_squeezes_single_examples_mixes_none(count: int) -> None:
+    assert describe_evaluation_faults(Squeezing(64, 10), torch.rand(count, 1, 8, 8)) == ""
 
 
 @pytest.mark.parametrize(
