@@ -7,9 +7,9 @@ sentence. Neither its arguments, environment, open files and import path nor its
 run, its data or the experiment, except where it imports a module from the folder of the experiment.
 Rounds are copied, not linked: a link would let it change the recording.
 
-On a CPU, each attack is made in a fork of the process. It finds nothing that was handed to another
-one: candidates of several victims, some of which share those that are no members, tell members
-without a message.
+Each attack is made in a fork of the process, and what it leaves in the folder is removed. It finds
+nothing that was handed to another one: candidates of several victims, some of which share those that
+are no members, tell members without a message.
 
 It is no sandbox. The process may read whatever files its user can, and look for the run among them;
 and the evaluator imports the module of an attack as well, to read its settings.
@@ -41,6 +41,7 @@ from fedsim.audit.finding_files import finding_from_tensors, tensors_to_save
 from fedsim.base.errors import AttackCrash, AttackError, FedsimError, one_line
 from fedsim.base.randomness import use_one_thread
 from fedsim.base.worker_messages import ErrorMessage, LogMessage, ProgressMessage, ResultMessage
+from fedsim.base.worker_process import Forks
 from fedsim.base.workers import Surroundings, Worker
 from fedsim.interfaces.attack import (
     Attack,
@@ -162,8 +163,9 @@ class Isolation:
         if process is None or not process.can_import(files):
             if process is not None:
                 process.end()
-            forgets = target.knowledge.device.type == "cpu"
-            process = _PackageProcess(Path(mkdtemp(dir=self._room)), files, self._hidden, forgets=forgets)
+            # Where an import asks for an accelerator, no fork of its process can use that.
+            forks: Forks = "after-setup" if target.knowledge.device.type == "cpu" else "before-setup"
+            process = _PackageProcess(Path(mkdtemp(dir=self._room)), files, self._hidden, forks)
         try:
             answer = process.run_attack(attack, target, progress)
         except BaseException:
@@ -178,7 +180,7 @@ class Isolation:
 class _PackageProcess:
     """Process of one package, with its folder."""
 
-    def __init__(self, folder: Path, files: Mapping[str, Path], hidden: Iterable[Path], *, forgets: bool) -> None:
+    def __init__(self, folder: Path, files: Mapping[str, Path], hidden: Iterable[Path], forks: Forks) -> None:
         self._folder = folder
         self._files = dict(files)
         self._copied_rounds: tuple[Path, list[int]] | None = None
@@ -188,7 +190,7 @@ class _PackageProcess:
             environment=_environment(hidden),
             import_path=_import_path(files.items(), hidden),
         )
-        self._worker = Worker(_package_attacker, (self._named_files,), surroundings, forgets=forgets)
+        self._worker = Worker(_package_attacker, (self._named_files,), surroundings, forks=forks)
 
     @property
     def _named_files(self) -> list[tuple[str, str]]:
@@ -211,6 +213,7 @@ class _PackageProcess:
         who = target.victim, target.members, target.rng.initial_seed()
         order, tensors = _pickle_without_tensors((attack, knowledge, *who))
         save_file(tensors, self._folder / "tensors")
+        (self._folder / _FINDING).unlink(missing_ok=True)  # of another victim
         self._worker.submit(order)
         while True:
             wait([self._worker.line], timeout=0.5)
@@ -262,12 +265,27 @@ def _package_attacker(
         _import_module(name, file)
 
     def attack_target(order: bytes, progress: Progress) -> tuple[str, list[str]]:
-        finding = attempt(*_restore_target(order), progress)
+        with _removed_files(folder):
+            finding = attempt(*_restore_target(order), progress)
         tensors = tensors_to_save(finding)
         save_file(tensors, folder / _FINDING)
         return finding.kind, list(tensors)
 
     yield attack_target
+
+
+@contextmanager
+def _removed_files(folder: Path) -> Iterator[None]:
+    """Remove what was added to `folder` in the block, where the attack on the next victim would find it."""
+    before = set(folder.iterdir())
+    try:
+        yield
+    finally:
+        for path in set(folder.iterdir()) - before:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def _read_finding(file: Path, result: Any) -> Finding | FedsimError:

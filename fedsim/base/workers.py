@@ -33,7 +33,7 @@ from fedsim.base.worker_messages import (
     ResultMessage,
     decode_message,
 )
-from fedsim.base.worker_process import encode_start, interpreter_command
+from fedsim.base.worker_process import Forks, encode_start, interpreter_command
 
 log = logging.getLogger(__name__)
 
@@ -174,8 +174,8 @@ class Worker:
         prepare: called in the process with `arguments`; a context manager that gives the function
             which does the work.
         surroundings: in place of those of this process.
-        forgets: whether no item finds in memory what work on an earlier one left there, see `serve`; for a process
-            that has not used an accelerator when it is set up, which no fork could use.
+        forks: where the process forks for each item, so that no item finds in memory what work on an earlier one left
+            there; after the set-up, items must not use an accelerator that the set-up has used.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class Worker:
         arguments: tuple[Any, ...],
         surroundings: Surroundings | None = None,
         *,
-        forgets: bool = False,
+        forks: Forks = "never",
     ) -> None:
         self.line, worker_end = Pipe()
         self._owns_session = surroundings is not None
@@ -211,7 +211,7 @@ class Worker:
         if self._process.stdout is not None:
             threading.Thread(target=_forward_output, args=(self._process.stdout,), daemon=True).start()
         self._is_dismissed = self._is_death_reported = False
-        self._send(encode_start(import_path, logger, forgets=forgets))
+        self._send(encode_start(import_path, logger, forks))
         self._send(pickle.dumps((prepare, arguments)))
 
     @property

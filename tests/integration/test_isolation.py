@@ -36,7 +36,7 @@ pytestmark = pytest.mark.isolated
 
 STRANGERS = '''
 """Attacks of somebody else."""
-import faulthandler, gc, logging, os, signal, sys, time
+import faulthandler, gc, logging, os, signal, sys, time, warnings
 from dataclasses import dataclass
 from pathlib import Path
 import torch
@@ -184,9 +184,12 @@ victims_so_far = []
 class Remembers(Of):
     """Keeps what it was told of one victim for the next, as candidates, of which the shared ones are no members."""
     def _run(self, target, progress):
+        warnings.warn("as of a library, for each victim the same")
         victims_so_far.append(target.victim)
-        if len(victims_so_far) > 1:
+        if len(victims_so_far) > 1 or Path("victims", "last").exists() or Path("finding").exists():
             raise AttackError(f"remembers {victims_so_far}")
+        Path("victims").mkdir()
+        Path("victims", "last").touch()
         return Reconstruction(data=torch.zeros(6, 1, 8, 8), labels=torch.zeros(6, dtype=torch.long))
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,8 +304,28 @@ def test_a_stranger_that_ends_its_process_fails_alone(run: Path, capfd: pytest.C
     assert "printed by a stranger" in capfd.readouterr().err
 
 
-def test_a_stranger_remembers_no_other_victim(run: Path) -> None:
-    assert open_audit(run, spec({"name": "Remembers", "label": "remembers"})).run() == []
+STARTS_THREADS = """
+from concurrent.futures import ThreadPoolExecutor
+pool = ThreadPoolExecutor(1)
+pool.submit(int).result()
+
+@dataclass(frozen=True, kw_only=True)
+class Threaded(Remembers):
+    def _run(self, target, progress):
+        pool.submit(int).result(timeout=5)
+        return super()._run(target, progress)
+"""
+
+
+@pytest.mark.usefixtures("fresh_interpreters")  # in forks of the test, pytest keeps what is warned of
+@pytest.mark.parametrize("name", ["Remembers", "Threaded"])
+def test_a_stranger_remembers_no_other_victim(name: str, run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """By memory or files, also where threads of its module are in no fork; what Python warns of is shown once."""
+    if name == "Threaded":
+        (run.parents[1] / "code" / "isolated_strangers.py").write_text(STRANGERS + STARTS_THREADS)
+    assert open_audit(run, spec({"name": name, "label": "remembers"})).run() == []
+    assert len(list((run / "findings").glob("*/*client-*.safetensors"))) == 2
+    assert capfd.readouterr().err.count("as of a library") == 2  # once with the line of code
 
 
 def test_what_a_stranger_warns_of_is_logged_and_stays_with_its_finding(
@@ -336,7 +359,7 @@ def test_nothing_outlives_an_attack_that_is_stopped(
         assert process.poll() is None, process.finish()
         started = find_descendants(process.pid)
         assert {int(pid.name) for pid in (tmp_path / "pids").iterdir()} < set(started)
-        assert len(started) == 6  # two workers, their strangers and the forks that attack
+        assert len(started) == 8  # two workers, their strangers, forks that imported and forks of these that attack
         process.send_signal(number)
         _, _, said = process.finish(10)
         wait_until(lambda: not any(map(is_alive, started)), 5)
