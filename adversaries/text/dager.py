@@ -10,7 +10,7 @@ import torch
 from annotated_types import MinLen
 from torch import Tensor
 
-from adversaries.text.attention_span import AttentionBlocks, check_num_texts
+from adversaries.text.attention_blocks import AttentionBlocks, check_num_texts
 from adversaries.text.decoder_search import DecoderSearch
 from adversaries.text.encoder_search import find_encoder_texts
 from fedsim.base.constraints import PositiveInt, PositiveShareBelowOne

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from adversaries.text.attention_span import AttentionBlocks
+from adversaries.text.attention_blocks import AttentionBlocks
 
 _PREFIXES_PER_TEXT = 4
 """Most prefixes kept at each position, as a multiple of the number of texts."""

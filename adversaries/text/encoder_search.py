@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from adversaries.text.attention_span import AttentionBlocks
+from adversaries.text.attention_blocks import AttentionBlocks
 from adversaries.text.token_gradients import Guess, TokenGradients
 
 _BEAM_WIDTH, _WORDS_PER_POSITION = 4, 8

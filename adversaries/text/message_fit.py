@@ -9,11 +9,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from adversaries.text.attention_span import AttentionBlocks
+from adversaries.text.attention_blocks import AttentionBlocks
 from adversaries.text.word_exchange import exchange_words
 
-_EXTRA_CLASSES = 1
-"""Classes that are tried beyond those that the last layer's bias points at."""
+_LEAST_CLASSES = 10
+"""Classes that are tried at least; more where there are more texts, one beyond N."""
 _WORDS_PER_POSITION = 4
 """Words that are tried at each position of a text."""
 _MAX_SWEEPS = 3
@@ -21,6 +21,8 @@ _CHANGES_PER_WORD = 2
 """Most changes in all, as a multiple of the number of words."""
 _SAMPLED_NUMBERS = 1 << 17
 """Numbers of a message that are compared, beside the embedding's, to bound memory and time."""
+_KEPT_NUMBERS = 1 << 28
+"""Numbers of gradients that are kept at once, 1 GiB, to bound memory."""
 _LEAST_GAIN = 1e-5
 """Share of the message's square by which a change has to improve the fit; a smaller gain is rounding."""
 
@@ -50,10 +52,13 @@ class MessageFit:
         )
         self._message = self._sample_numbers(parts, rows)
 
-        # With the cross-entropy, only classes that a text has lower the gradient of their bias below 0.
+        # With the cross-entropy, the bias of a class has the mean of its probability less the share of its texts as
+        # gradient. That is above 0 too where the model expects the class more often than texts have it, so a positive
+        # one excludes no class.
         bias = blocks.states.direction("linear.bias")
-        num_classes = min(int((bias < 0).sum()), blocks.num_texts) + _EXTRA_CLASSES if bias.any() else len(bias)
+        num_classes = max(blocks.num_texts + 1, _LEAST_CLASSES) if bias.any() else len(bias)
         self._classes: list[int] = bias.argsort()[:num_classes].tolist()
+        self._max_choices = max(_KEPT_NUMBERS // len(self._message), 2 * blocks.num_texts)
 
     def select_texts(self, pool: Tensor) -> tuple[Tensor, Tensor]:
         """Choose up to N texts so that each is the one that fits best what the others leave.
@@ -65,7 +70,7 @@ class MessageFit:
             Texts, `text position`, and their classes, `text`.
         """
         choices = [(text, label) for text in torch.unique(pool, dim=0) for label in self._classes]
-        gradients = self._gradients(choices)
+        choices, gradients = self._find_best_choices(choices, _rows(self._message[None], []), self._max_choices)
 
         # Add one after the other, then choose each anew until none changes.
         chosen: list[int] = []
@@ -117,7 +122,8 @@ class MessageFit:
                 if index not in changes:
                     remainder = self._remainder(gradients)
                     choices = list(self._changes(tokens[index].clone(), int(labels[index]), remainder))
-                    changes[index] = choices, self._gradients(choices)
+                    most = self._max_choices // len(tokens)
+                    changes[index] = self._find_best_choices(choices, _rows(gradients, others), most)
                 fits = self._fits(torch.cat([gradients[[index]], changes[index][1]]), _rows(gradients, others))
                 squares = fits.clamp_min(0).square()
                 gain = float(squares[1:].max() - squares[0])
@@ -175,6 +181,19 @@ class MessageFit:
         larger = torch.maximum(rows.norm(dim=1)[:, None], scale * gradients.norm(dim=1)).clamp_min(tiny)
         return words[(rows @ gradients.T / larger).topk(num_words, dim=0).indices.T]
 
+    def _find_best_choices(
+        self, choices: list[tuple[Tensor, int]], others: Tensor, most: int
+    ) -> tuple[list[tuple[Tensor, int]], Tensor]:
+        """Return at most so many texts with classes, those that fit best beyond others, and their gradients."""
+        kept, gradients = list[tuple[Tensor, int]](), torch.empty(0, len(self._message))
+        for start in range(0, len(choices), most):
+            added = choices[start : start + most]
+            kept, gradients = kept + added, torch.cat([gradients, self._gradients(added)])
+            if len(kept) > most:
+                best = self._fits(gradients, others).topk(most).indices.sort().values
+                kept, gradients = [kept[index] for index in best.tolist()], gradients[best]
+        return kept, gradients
+
     def _fits(self, gradients: Tensor, others: Tensor) -> Tensor:
         """Return how much of the message's norm each gradient explains beyond others, below 0 with a negative scale.
 
@@ -184,7 +203,7 @@ class MessageFit:
         """
         basis, _ = torch.linalg.qr(others.T)
         remainder = self._message - basis @ (basis.T @ self._message)
-        squares = gradients.square().sum(1)
+        squares = torch.linalg.vector_norm(gradients, dim=1).square()  # makes no second matrix
         beyond = squares - (gradients @ basis).square().sum(1)
         fits: Tensor = gradients @ remainder / beyond.clamp_min(_LEAST_GAIN * squares.max()).sqrt()
         return fits

@@ -11,15 +11,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from adversaries.text.attention_span import (
-    AttentionBlocks,
-    AttentionSpan,
-    check_blocks,
-    check_num_texts,
-    find_span_weights,
-)
+from adversaries.text.attention_blocks import AttentionBlocks, check_num_texts, read_transformer
+from adversaries.text.attention_span import AttentionSpan, find_span_weights
 from adversaries.text.decoder_search import DecoderSearch
-from adversaries.text.embedding import find_token_embedding
 from adversaries.text.encoder_search import find_encoder_texts
 from adversaries.text.message_fit import MessageFit
 from fedsim.base.constraints import PositiveInt
@@ -29,7 +23,7 @@ from fedsim.interfaces.attack import Attack, Paper, Progress, Subject, Target, w
 from fedsim.interfaces.findings import Texts
 from fedsim.interfaces.knowledge import Knowledge
 from fedsim.interfaces.message_noise import TrainingFacts, combine_noise
-from fedsim.inversion.named_states import NamedStates, named_states
+from fedsim.inversion.named_states import NamedStates
 from fedsim.inversion.problem import warn_of_dropout
 from fedsim.inversion.recipe import MEAN_GRADIENT_FACTS
 from fedsim.recording.wire_format import Update
@@ -71,7 +65,8 @@ class Tiger(Attack):
        ends and classes as long as that improves the fit (`MessageFit`).
 
     A text that is claimed is the best guess. A warning says where the texts leave more of the message
-    than noise would. Returned weights are read like a gradient, which assumes plain SGD.
+    than noise would, and where the noise is so large that this cannot be told. Returned weights are
+    read like a gradient, which assumes plain SGD.
 
     Args:
         words: most words that are tried.
@@ -110,7 +105,12 @@ class Tiger(Attack):
                     f"{self.title} on {blocks.where}: {len(tokens)} texts are found, N is {update.num_examples}; "
                     "equal texts count once"
                 )
-            if share > enough:
+            if enough >= 1:
+                warn(
+                    f"{self.title} on {blocks.where}: noise is about {100 * fit.noise_share(deviation):.0f} % of the "
+                    "message, so nothing tells whether the texts are right"
+                )
+            elif share > enough:
                 warn(
                     f"{self.title} on {blocks.where}: the texts leave {100 * share:.0f} % of the message over, where "
                     f"noise would leave about {100 * fit.noise_share(deviation):.0f} %, so some are missing or wrong"
@@ -154,11 +154,7 @@ class Tiger(Attack):
             AttackError: the model has another form, or no direction stands out of the noise.
             TranscriptError: the update is not one of this model.
         """
-        where = f"round {update.round}, client {update.client}"
-        model = check_blocks(find_token_embedding(knowledge)[0], knowledge, where)
-        states = named_states(update, model, where)
-        model.load_state_dict({**model.state_dict(), **states.before})
-        model = model.double().requires_grad_(False)
+        model, states, where = read_transformer(update, knowledge)
         assert knowledge.input_shape is not None
         assert knowledge.loss is not None
         length = knowledge.input_shape[0]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from adversaries.text.attention_span import AttentionBlocks
+from adversaries.text.attention_blocks import AttentionBlocks
 
 _MAX_STEPS = 12
 _POSITION_FLOOR, _FIT_FLOOR = 0.05, 0.02

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from adversaries.text.attention_span import AttentionBlocks, AttentionSpan, attention_weight_names
+from adversaries.text.attention_blocks import AttentionBlocks
+from adversaries.text.attention_span import AttentionSpan, attention_weight_names
 from adversaries.text.dager import Dager
 from adversaries.text.decoder_search import DecoderSearch
 from adversaries.text.encoder_search import EncoderSearch

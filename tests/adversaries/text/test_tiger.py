@@ -48,11 +48,11 @@ def known(network: Any = DECODER, **facts: Any) -> Knowledge:
 
 
 def make_update(
-    noise: float, network: Any = DECODER, signal: float = 1.0, tokens: Tensor = TRUE
+    noise: float, network: Any = DECODER, signal: float = 1.0, tokens: Tensor = TRUE, labels: Tensor = LABELS
 ) -> tuple[Update, float]:
     """Return the gradient of the texts with noise of `noise` times its norm, and the noise's deviation."""
     model, rng = build(network), generator("test-tiger", 1)
-    gradient = compute_gradient(model, tokens, LABELS[: len(tokens)])
+    gradient = compute_gradient(model, tokens, labels[: len(tokens)])
     size = sum(tensor.numel() for tensor in gradient.values())
     deviation = noise * math.sqrt(sum(float(tensor.square().sum()) for tensor in gradient.values()) / size)
     noised = {name: signal * t + deviation * torch.randn(t.shape, generator=rng) for name, t in gradient.items()}
@@ -130,6 +130,51 @@ def test_texts_with_a_wrong_word_end_or_order_are_corrected_by_the_whole_message
     pool = torch.cat([wrong, TRUE])
     tokens, labels = fit.select_texts(pool)
     assert sorted(tokens.tolist()) == sorted(TRUE.tolist())
+
+
+def test_a_class_that_the_model_expects_too_often_is_tried_as_well() -> None:
+    """One text in six of four classes: its class's bias has a positive gradient, as if no text had it."""
+    wide, labels = TransformerDecoder(dim=96, heads=2), torch.tensor([0, 0, 0, 3, 1, 2])
+    tokens = torch.stack([torch.randperm(199, generator=generator("six", text))[:LENGTH] + 1 for text in range(6)])
+    update, _ = make_update(0.003, wide, tokens=tokens, labels=labels)
+    assert update.gradient is not None
+    assert (update.gradient["linear.bias"][1:] > 0).all()
+    blocks, _ = Tiger()._read_blocks(update, known(wide), generator(0))
+    found, classes = MessageFit(blocks).select_texts(tokens)
+    assert dict(zip(map(tuple, found.tolist()), classes.tolist(), strict=True)) == dict(
+        zip(map(tuple, tokens.tolist()), labels.tolist(), strict=True)
+    )
+
+
+def test_of_many_texts_those_that_fit_best_are_kept_so_that_memory_is_bounded(monkeypatch: Any) -> None:
+    update, _ = make_update(0.1, ENCODER)
+    blocks, _ = Tiger()._read_blocks(update, known(ENCODER), generator(0))
+    fit, most, kept = MessageFit(blocks), 30, list[int]()
+    monkeypatch.setattr("adversaries.text.message_fit._KEPT_NUMBERS", most * len(fit._message))
+    few, find_gradients = MessageFit(blocks), MessageFit._gradients
+
+    def count_gradients(self: MessageFit, choices: Any) -> Tensor:
+        kept.append(len(choices))
+        return find_gradients(self, choices)
+
+    monkeypatch.setattr(MessageFit, "_gradients", count_gradients)
+    wrong = TRUE.clone()
+    wrong[0, 1], wrong[1, 5] = 16, 0
+    others = torch.randint(1, 200, (20, LENGTH), generator=generator("others"))
+    texts, labels = few.select_texts(torch.cat([others, wrong]))
+    texts, labels = few.refine_texts(texts, labels)
+    assert dict(zip(map(tuple, texts.tolist()), labels.tolist(), strict=True)) == dict(
+        zip(map(tuple, TRUE.tolist()), LABELS.tolist(), strict=True)
+    )
+    assert sum(kept) > 4 * most
+    assert max(kept) <= most
+
+
+def test_where_noise_is_most_of_the_message_nothing_is_said_to_be_right(run: Any, caplog: Any) -> None:
+    update, deviation = make_update(1.2, ENCODER)
+    facts = known(ENCODER, defenses=[UpdateNoise(noise_multiplier=deviation / 1e3, clip=1e3)])
+    run(update, facts, Tiger(attempts=1, words=20))
+    assert "noise is about 77 % of the message, so nothing tells whether the texts are right" in caplog.text
 
 
 def test_texts_that_leave_more_than_noise_are_said_to_be_wrong(run: Any, caplog: Any) -> None:
