@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from functools import partial
@@ -105,6 +106,23 @@ class MessageFit:
         """Return the share of the message's norm that texts leave, each times its best scale."""
         gradients = self._gradients(list(zip(tokens, labels.tolist(), strict=True)))
         return float(self._remainder(gradients).norm() / self._message.norm())
+
+    def explained_shares(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        """Return the share of the message's norm that each text explains beyond the others, `text`."""
+        gradients = self._gradients(list(zip(tokens, labels.tolist(), strict=True)))
+        fits = []
+        for index in range(len(tokens)):
+            others = [other for other in range(len(tokens)) if other != index]
+            fits.append(self._fits(gradients[[index]], _rows(gradients, others)))
+        return torch.cat(fits) / self._message.norm()
+
+    def share_by_chance(self, deviation: float) -> float:
+        """Return the share of the message's norm that no text explains of noise alone, not even the best of all.
+
+        The largest of M standard normal numbers is about sqrt(2 ln M), here of all texts and classes.
+        """
+        log_texts = self._blocks.length * math.log(len(self._blocks.words)) + math.log(len(self._classes))
+        return float(deviation * math.sqrt(2 * log_texts) / self._message.norm())
 
     def noise_share(self, deviation: float) -> float:
         """Return the share of the message's norm that noise of this standard deviation has."""

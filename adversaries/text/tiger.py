@@ -64,9 +64,10 @@ class Tiger(Attack):
     5. Choose the N of these texts whose gradients fit the message best, and change single words,
        ends and classes as long as that improves the fit (`MessageFit`).
 
-    A text that is claimed is the best guess. A warning says where the texts leave more of the message
-    than noise would, and where the noise is so large that this cannot be told. Returned weights are
-    read like a gradient, which assumes plain SGD.
+    A text that is claimed is the best guess. Warnings say where the texts leave more of the message
+    than noise would, or the noise is so large that this cannot be told; and how many texts explain
+    no more of the message than one of all texts would of noise. Returned weights are read like a
+    gradient, which assumes plain SGD.
 
     Args:
         words: most words that are tried.
@@ -105,10 +106,16 @@ class Tiger(Attack):
                     f"{self.title} on {blocks.where}: {len(tokens)} texts are found, N is {update.num_examples}; "
                     "equal texts count once"
                 )
+            least = _NOISE_MARGIN * fit.share_by_chance(deviation) + _EXPLAINED_SHARE
+            if num_guesses := int((fit.explained_shares(tokens, labels) < least).sum()):
+                warn(
+                    f"{self.title} on {blocks.where}: {num_guesses} of {len(tokens)} texts explain no more of the "
+                    "message than some text does of noise, so they are guesses"
+                )
             if enough >= 1:
                 warn(
                     f"{self.title} on {blocks.where}: noise is about {100 * fit.noise_share(deviation):.0f} % of the "
-                    "message, so nothing tells whether the texts are right"
+                    "message, so what the texts leave does not tell whether all their words are right"
                 )
             elif share > enough:
                 warn(
