@@ -114,7 +114,8 @@ class MessageFit:
         for index in range(len(tokens)):
             others = [other for other in range(len(tokens)) if other != index]
             fits.append(self._fits(gradients[[index]], _rows(gradients, others)))
-        return torch.cat(fits) / self._message.norm()
+        shares: Tensor = torch.cat(fits) / self._message.norm()
+        return shares
 
     def share_by_chance(self, deviation: float) -> float:
         """Return the share of the message's norm that no text explains of noise alone, not even the best of all.
