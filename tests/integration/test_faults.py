@@ -94,7 +94,7 @@ class Net:
             sys.exit(0)
         class Exits(nn.Linear):
             def forward(me, x):
-                if len(x) > 2 and (me.training, self.place) in ((True, "client"), (False, "server")):
+                if len(x) > 4 and (me.training, self.place) in ((True, "client"), (False, "server")):
                     sys.exit(0)
                 return super().forward(x.flatten(1))
         return Exits(64, task.outputs)
