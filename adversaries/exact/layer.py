@@ -13,7 +13,8 @@ from fedsim.base.errors import AttackError, KnowledgeError
 from fedsim.base.randomness import generator
 from fedsim.interfaces.attack import Knowledge, warn
 from fedsim.inversion.labels.last_layer import output_layer
-from fedsim.inversion.problem import InversionProblem, build_problem
+from fedsim.inversion.problem import InversionProblem
+from fedsim.inversion.problem_builder import build_problem
 from fedsim.inversion.restart import claimed_labels
 from fedsim.recording.wire_format import Update
 from fedsim.training.first_layer import find_first_layer, is_rectified
@@ -237,7 +238,7 @@ def read_labels(layer: FirstLayer, inputs: Tensor) -> Tensor:
     """
     problem = layer.problem
     values = inputs.reshape(-1, *layer.shape).to(problem.before[0])
-    if problem.has_unknown_part:
+    if problem.unknown_names:
         warn(f"{problem.where}: a part of the model never left the client, so labels are guesses of a random one")
     try:
         problem.model.load_state_dict(_state_of(problem, problem.before), strict=False)

@@ -38,7 +38,7 @@ from fedsim.inversion.batch_norm import copy_with_batch_statistics
 from fedsim.inversion.descent import Curves, Trial, descend, divergence_error, make_optimizer_step, offset_progress
 from fedsim.inversion.local_updates import PAPER
 from fedsim.inversion.named_states import named_states
-from fedsim.inversion.problem import OPTIMIZER_FACTS, warn_of_dropout, warn_unless_plain_sgd
+from fedsim.inversion.training_mismatch import OPTIMIZER_FACTS, warn_of_dropout, warn_unless_plain_sgd
 from fedsim.recording.wire_format import State, Update, non_finite_names
 from fedsim.training.optimizers import LBFGS
 

@@ -33,7 +33,7 @@ from fedsim.interfaces.attack import (
 )
 from fedsim.interfaces.count_findings import ExampleCount
 from fedsim.interfaces.knowledge import TRAINING_FACTS
-from fedsim.inversion.problem import OPTIMIZER_FACTS
+from fedsim.inversion.training_mismatch import OPTIMIZER_FACTS
 from fedsim.recording.wire_format import Update
 from fedsim.training.first_layer import find_first_layer, measure_rank
 

@@ -15,7 +15,8 @@ from fedsim.interfaces.attack import ALL, Attack, Paper, Progress, RoundsNeeded,
 from fedsim.interfaces.findings import LabelDistribution
 from fedsim.inversion.labels.last_layer import last_layer, untrained_layer_error
 from fedsim.inversion.labels.updates import count_labels
-from fedsim.inversion.problem import OPTIMIZER_FACTS, build_problem, warn_unless_plain_sgd
+from fedsim.inversion.problem_builder import build_problem
+from fedsim.inversion.training_mismatch import OPTIMIZER_FACTS, warn_unless_plain_sgd
 from fedsim.recording.wire_format import Update
 
 

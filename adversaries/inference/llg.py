@@ -15,7 +15,7 @@ from fedsim.interfaces.attack import ALL, Attack, Paper, Progress, RoundsNeeded,
 from fedsim.interfaces.findings import LabelDistribution
 from fedsim.inversion.labels.last_layer import last_layer, untrained_layer_error
 from fedsim.inversion.labels.logit_gradient import logit_gradient
-from fedsim.inversion.problem import build_problem
+from fedsim.inversion.problem_builder import build_problem
 from fedsim.recording.wire_format import Update
 
 

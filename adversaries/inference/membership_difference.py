@@ -11,7 +11,7 @@ from torch import Tensor
 from adversaries.inference.membership import PASSIVE_INFERENCE_PAPER, CandidateScorer, score_victim
 from fedsim.interfaces.attack import ALL, CLIENT, Attack, Knowledge, Paper, Progress, RoundsNeeded, Target
 from fedsim.interfaces.findings import Finding
-from fedsim.inversion.problem import OPTIMIZER_FACTS, warn_unless_plain_sgd
+from fedsim.inversion.training_mismatch import OPTIMIZER_FACTS, warn_unless_plain_sgd
 from fedsim.recording.wire_format import Update
 from fedsim.training.settings import known_steps
 

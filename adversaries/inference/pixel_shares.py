@@ -16,12 +16,9 @@ from fedsim.base.papers import cite
 from fedsim.interfaces.attack import ALL, Attack, Paper, Progress, RoundsNeeded, Target
 from fedsim.interfaces.findings import LabelDistribution
 from fedsim.inversion import MEAN_GRADIENT_FACTS
-from fedsim.inversion.problem import (
-    OPTIMIZER_FACTS,
-    InversionProblem,
-    build_problem,
-    warn_unless_plain_sgd,
-)
+from fedsim.inversion.problem import InversionProblem
+from fedsim.inversion.problem_builder import build_problem
+from fedsim.inversion.training_mismatch import OPTIMIZER_FACTS, warn_unless_plain_sgd
 from fedsim.recording.wire_format import Update
 
 _PROBES = 32

@@ -28,7 +28,7 @@ from fedsim.interfaces.attack import (
     warn,
 )
 from fedsim.interfaces.findings import PropertyPresence, client_ids
-from fedsim.inversion.problem import OPTIMIZER_FACTS
+from fedsim.inversion.training_mismatch import OPTIMIZER_FACTS
 from fedsim.recording.wire_format import Update
 
 if TYPE_CHECKING:

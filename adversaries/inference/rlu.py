@@ -33,7 +33,7 @@ from fedsim.inversion.labels.last_layer import apportion_counts, last_bias_name,
 from fedsim.inversion.labels.logit_gradient import logit_gradient
 from fedsim.inversion.labels.updates import layer_directions, total_step_size
 from fedsim.inversion.named_states import named_states
-from fedsim.inversion.problem import OPTIMIZER_FACTS, warn_unless_plain_sgd
+from fedsim.inversion.training_mismatch import OPTIMIZER_FACTS, warn_unless_plain_sgd
 from fedsim.recording.wire_format import State, Update
 from fedsim.training.loop import local_update
 from fedsim.training.model_state import copy_state

@@ -23,9 +23,11 @@ from fedsim.inversion.descent import Curves, Trial, descend, divergence_error, m
 from fedsim.inversion.local_updates import PAPER
 from fedsim.inversion.matching import GradientInversion
 from fedsim.inversion.priors import TotalVariation, total_variation
-from fedsim.inversion.problem import OPTIMIZER_FACTS, InversionProblem, build_problem
+from fedsim.inversion.problem import InversionProblem
+from fedsim.inversion.problem_builder import build_problem
 from fedsim.inversion.recipe import INPUT_MOMENTS, Recipe, constant_schedule, step_decay_schedule
 from fedsim.inversion.restart import Restart
+from fedsim.inversion.training_mismatch import OPTIMIZER_FACTS
 from fedsim.modalities import known_modality, smooth_dimensions
 from fedsim.recording.wire_format import Update
 from fedsim.training.optimizers import SGD, Adam

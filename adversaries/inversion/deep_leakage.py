@@ -14,8 +14,9 @@ from fedsim.interfaces.attack import Knowledge, Paper
 from fedsim.inversion.distances import SquaredL2
 from fedsim.inversion.labels.gradients import sign_rule
 from fedsim.inversion.matching import GradientInversion
-from fedsim.inversion.problem import OPTIMIZER_FACTS, InversionProblem
+from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.recipe import INPUT_MOMENTS, MEAN_GRADIENT_FACTS, Recipe, constant_schedule
+from fedsim.inversion.training_mismatch import OPTIMIZER_FACTS
 from fedsim.recording.wire_format import Update
 
 

@@ -19,8 +19,10 @@ from fedsim.inversion.distances import Cosine, Tensors
 from fedsim.inversion.inversion_task import InversionTask
 from fedsim.inversion.matching import GradientInversion
 from fedsim.inversion.priors import TotalVariation
-from fedsim.inversion.problem import OPTIMIZER_FACTS, InversionProblem, build_problem
+from fedsim.inversion.problem import InversionProblem
+from fedsim.inversion.problem_builder import build_problem
 from fedsim.inversion.recipe import INPUT_MOMENTS, MEAN_GRADIENT_FACTS, Recipe, constant_schedule, step_decay_schedule
+from fedsim.inversion.training_mismatch import OPTIMIZER_FACTS
 from fedsim.inversion.update_models import FullBatchTraining
 from fedsim.recording.wire_format import Update
 

@@ -23,10 +23,12 @@ from fedsim.inversion.differentiability import check_differentiability
 from fedsim.inversion.inversion_task import InversionTask
 from fedsim.inversion.likelihoods import MessageLikelihood, with_known_noise
 from fedsim.inversion.matching import find_labels
-from fedsim.inversion.problem import OPTIMIZER_FACTS, InversionProblem, build_problem
+from fedsim.inversion.problem import InversionProblem
+from fedsim.inversion.problem_builder import build_problem
 from fedsim.inversion.public_fits import fit_components, hash_records, hash_tensors, remember_fit
 from fedsim.inversion.recipe import INPUT_MOMENTS, MEAN_GRADIENT_FACTS, Recipe, cosine_schedule
 from fedsim.inversion.restart import Restart, dummy_data
+from fedsim.inversion.training_mismatch import OPTIMIZER_FACTS
 from fedsim.inversion.update_models import choose_training_model
 from fedsim.recording.wire_format import Update
 

@@ -15,7 +15,8 @@ from fedsim.interfaces.attack import Knowledge, Paper
 from fedsim.inversion.distances import SquaredL2
 from fedsim.inversion.matching import GradientInversion
 from fedsim.inversion.priors import BatchNormStatistics, GroupConsistency, MeanSquare, TotalVariation
-from fedsim.inversion.problem import InversionProblem, build_problem
+from fedsim.inversion.problem import InversionProblem
+from fedsim.inversion.problem_builder import build_problem
 from fedsim.inversion.recipe import MEAN_GRADIENT_FACTS, Recipe, cosine_schedule
 from fedsim.inversion.update_models import GradientAtBroadcast, UnrolledTraining
 from fedsim.recording.wire_format import Update

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from fedsim.base.errors import AttackError
 from fedsim.interfaces.attack import Knowledge, Target, warn
 from fedsim.inversion.batch_norm import copy_with_batch_statistics, used_batch_statistics
-from fedsim.inversion.problem import InversionProblem, build_problem
+from fedsim.inversion.problem import InversionProblem
+from fedsim.inversion.problem_builder import build_problem
 from fedsim.recording.wire_format import Update, non_finite_names
 
 

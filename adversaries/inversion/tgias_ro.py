@@ -43,9 +43,10 @@ from fedsim.inversion.labels.last_layer import last_layer
 from fedsim.inversion.labels.logit_gradient import check_mean_cross_entropy
 from fedsim.inversion.lbfgs import ValuesAndGradients, minimise
 from fedsim.inversion.priors import total_variation
-from fedsim.inversion.problem import InversionProblem, warn_of_dropout
+from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.recipe import INPUT_MOMENTS, cosine_schedule
 from fedsim.inversion.temporal import temporal_objective
+from fedsim.inversion.training_mismatch import warn_of_dropout
 from fedsim.training.optimizers import Adam
 
 _SNAPSHOTS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)

@@ -30,9 +30,11 @@ from fedsim.interfaces.findings import Finding
 from fedsim.inversion.cached_networks import load_or_train
 from fedsim.inversion.matching import GradientInversion, find_labels
 from fedsim.inversion.priors import TotalVariation
-from fedsim.inversion.problem import OPTIMIZER_FACTS, InversionProblem, build_problem
+from fedsim.inversion.problem import InversionProblem
+from fedsim.inversion.problem_builder import build_problem
 from fedsim.inversion.public_fits import remember_fit
 from fedsim.inversion.recipe import INPUT_MOMENTS, MEAN_GRADIENT_FACTS, Recipe, step_decay_schedule
+from fedsim.inversion.training_mismatch import OPTIMIZER_FACTS
 from fedsim.recording.wire_format import Update
 
 _VERSION = 1

@@ -15,9 +15,11 @@ from fedsim.base.papers import cite
 from fedsim.interfaces.attack import ALL, CLIENT, Knowledge, Paper, Progress, RoundsNeeded, Target
 from fedsim.interfaces.findings import Finding, Reconstruction
 from fedsim.inversion.descent import offset_progress
+from fedsim.inversion.input_scaling import InputScaling
 from fedsim.inversion.linear_mixtures import MAX_RECORDS, unmix_records
 from fedsim.inversion.matching import GradientInversion
-from fedsim.inversion.problem import InputScaling, InversionProblem, build_problem
+from fedsim.inversion.problem import InversionProblem
+from fedsim.inversion.problem_builder import build_problem
 from fedsim.inversion.recipe import Recipe
 from fedsim.recording.wire_format import Update
 

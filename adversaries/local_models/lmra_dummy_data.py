@@ -22,8 +22,8 @@ from fedsim.interfaces.findings import LocalModel
 from fedsim.inversion.batch_norm import copy_with_batch_statistics
 from fedsim.inversion.descent import Curves, Trial, descend, divergence_error, make_optimizer_step, offset_progress
 from fedsim.inversion.local_updates import PAPER, LocalUpdates, read_updates
-from fedsim.inversion.problem import OPTIMIZER_FACTS, warn_of_dropout, warn_unless_plain_sgd
 from fedsim.inversion.recipe import cosine_schedule
+from fedsim.inversion.training_mismatch import OPTIMIZER_FACTS, warn_of_dropout, warn_unless_plain_sgd
 from fedsim.recording.wire_format import match_names
 from fedsim.training.first_layer import find_first_layer
 from fedsim.training.local_optimum import train_to_convergence

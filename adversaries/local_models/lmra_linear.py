@@ -21,7 +21,7 @@ from fedsim.interfaces.attack import (
 )
 from fedsim.interfaces.findings import LocalModel
 from fedsim.inversion.local_updates import PAPER, check_update, flatten_state, read_updates
-from fedsim.inversion.problem import OPTIMIZER_FACTS, warn_unless_plain_sgd
+from fedsim.inversion.training_mismatch import OPTIMIZER_FACTS, warn_unless_plain_sgd
 
 _MIN_SIGNAL = 10.0
 """Least singular value of a direction that counts as determined, in roundings of the messages."""

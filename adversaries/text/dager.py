@@ -18,7 +18,7 @@ from fedsim.base.errors import AttackError
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Attack, Paper, Progress, Subject, Target, warn
 from fedsim.interfaces.findings import Texts
-from fedsim.inversion.problem import warn_of_dropout
+from fedsim.inversion.training_mismatch import warn_of_dropout
 
 _COMPLETE_SHARE = 1e-5
 """Texts are complete if they leave a smaller share of the gradient; rounding leaves about 1e-7."""

@@ -15,8 +15,9 @@ from fedsim.base.constraints import NonNegativeFloat, NonNegativeInt, PositiveFl
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Paper
 from fedsim.inversion.distances import MeanCosine
-from fedsim.inversion.problem import OPTIMIZER_FACTS, InversionProblem
+from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.recipe import MEAN_GRADIENT_FACTS, Recipe
+from fedsim.inversion.training_mismatch import OPTIMIZER_FACTS
 
 _STEPS_PER_DECAY = 50
 

@@ -9,8 +9,9 @@ from adversaries.text.texts import TAG_PAPER, SingleUpdateTextAttack, TextAttack
 from fedsim.base.constraints import NonNegativeFloat, PositiveFloat, PositiveInt
 from fedsim.interfaces.attack import Paper
 from fedsim.inversion.distances import SquaredAndAbsolute
-from fedsim.inversion.problem import OPTIMIZER_FACTS, InversionProblem
+from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.recipe import MEAN_GRADIENT_FACTS, Recipe, constant_schedule
+from fedsim.inversion.training_mismatch import OPTIMIZER_FACTS
 
 
 @dataclass(frozen=True, kw_only=True)

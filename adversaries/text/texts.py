@@ -36,8 +36,9 @@ from fedsim.interfaces.findings import Reconstruction, Texts
 from fedsim.inversion.descent import offset_progress
 from fedsim.inversion.labels.updates import count_labels
 from fedsim.inversion.matching import GradientInversion
-from fedsim.inversion.problem import OPTIMIZER_FACTS, InversionProblem
+from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.recipe import MEAN_GRADIENT_FACTS
+from fedsim.inversion.training_mismatch import OPTIMIZER_FACTS
 
 log = logging.getLogger("fedsim." + __name__)
 TAG_PAPER = cite("Deng2021")

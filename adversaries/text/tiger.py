@@ -24,8 +24,8 @@ from fedsim.interfaces.findings import Texts
 from fedsim.interfaces.knowledge import Knowledge
 from fedsim.interfaces.message_noise import TrainingFacts, combine_noise
 from fedsim.inversion.named_states import NamedStates
-from fedsim.inversion.problem import warn_of_dropout
 from fedsim.inversion.recipe import MEAN_GRADIENT_FACTS
+from fedsim.inversion.training_mismatch import warn_of_dropout
 from fedsim.recording.wire_format import Update
 from fedsim.training.settings import known_steps
 

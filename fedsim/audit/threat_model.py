@@ -29,7 +29,7 @@ from fedsim.interfaces.knowledge import (
     Records,
     config_keys,
 )
-from fedsim.inversion.problem import probe_inputs
+from fedsim.inversion.model_checks import probe_inputs
 from fedsim.plugins import registry
 from fedsim.recording.header import DIFFERS_BY_CLIENT, Header
 from fedsim.recording.message_format import MessageFormat

@@ -39,6 +39,7 @@ from fedsim.inversion.distances import (
     SquaredL2,
     global_norm,
 )
+from fedsim.inversion.input_scaling import InputScaling
 from fedsim.inversion.likelihoods import MessageLikelihood, with_known_noise
 from fedsim.inversion.matching import GradientInversion
 from fedsim.inversion.parametrisations import DenoisedImages, Parametrisation, PublicComponents
@@ -54,7 +55,8 @@ from fedsim.inversion.priors import (
     TotalVariation,
     total_variation,
 )
-from fedsim.inversion.problem import OPTIMIZER_FACTS, InputScaling, InversionProblem, build_problem
+from fedsim.inversion.problem import InversionProblem
+from fedsim.inversion.problem_builder import build_problem
 from fedsim.inversion.recipe import (
     INPUT_MOMENTS,
     MEAN_GRADIENT_FACTS,
@@ -64,6 +66,7 @@ from fedsim.inversion.recipe import (
     cosine_schedule,
     step_decay_schedule,
 )
+from fedsim.inversion.training_mismatch import OPTIMIZER_FACTS
 from fedsim.inversion.update_models import (
     FullBatchTraining,
     GradientAtBroadcast,

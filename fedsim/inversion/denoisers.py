@@ -15,7 +15,7 @@ from fedsim.base.randomness import generator, seed_globals
 from fedsim.base.task import are_classes
 from fedsim.interfaces.attack import Records
 from fedsim.inversion.cached_networks import load_or_train
-from fedsim.inversion.problem import InputScaling
+from fedsim.inversion.input_scaling import InputScaling
 
 log = logging.getLogger(__name__)
 

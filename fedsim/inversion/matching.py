@@ -42,18 +42,14 @@ from fedsim.inversion.inversion_task import InversionTask
 from fedsim.inversion.labels.updates import count_labels
 from fedsim.inversion.named_states import missing_part_error, running_statistic_names
 from fedsim.inversion.objective_key import objective_key
-from fedsim.inversion.problem import (
-    OPTIMIZER_FACTS,
-    InversionProblem,
-    build_problem,
-    warn_of_dropout,
-    warn_unless_plain_sgd,
-)
+from fedsim.inversion.problem import InversionProblem
+from fedsim.inversion.problem_builder import build_problem
 from fedsim.inversion.public_priors import PriorName, add_public_prior
 from fedsim.inversion.recipe import INPUT_MOMENTS, MEAN_GRADIENT_FACTS, Recipe
 from fedsim.inversion.restart import GradientNames, IterationInputs, Restart, objective_and_gradients
 from fedsim.inversion.round_robin import run_round_robin
 from fedsim.inversion.shared_setup import ModelCopies, ask_once
+from fedsim.inversion.training_mismatch import OPTIMIZER_FACTS, warn_of_dropout, warn_unless_plain_sgd
 from fedsim.recording.wire_format import Update
 from fedsim.training.settings import known_steps
 
@@ -247,7 +243,7 @@ class GradientInversion(Attack):
         """Do all that comes before the first iteration, but for the check that the distance has a gradient."""
         problem = self._problem(update, knowledge)
         recipe = self._recipe(problem)
-        if problem.has_unknown_part or knowledge.private_parts:
+        if problem.unknown_names or knowledge.private_parts:
             recipe = _match_private_parts(recipe, problem, update, knowledge)
         recipe = _optimise_vector_targets(recipe, problem, update, knowledge)
         self._warn_of_mismatch(recipe, problem, update, knowledge)
@@ -461,7 +457,7 @@ def _match_private_parts(recipe: Recipe, problem: InversionProblem, update: Upda
     Raises:
         AttackError: the part is not granted, and the attack needs all of the model.
     """
-    if problem.has_unknown_part and recipe.unknown_step_size is None:
+    if problem.unknown_names and recipe.unknown_step_size is None:
         raise missing_part_error(problem.unknown_names, problem.where)
     if any(name not in update.before for name in running_statistic_names(problem.model)):
         recipe = replace(recipe, normalised_by_batch=True)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from fedsim.inversion.problem import InputScaling, InversionProblem
+from fedsim.inversion.input_scaling import InputScaling
+from fedsim.inversion.problem import InversionProblem
 
 _SCALING_FIELDS = [item.name for item in dataclasses.fields(InputScaling)]
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Literal
 
 from fedsim.base.errors import AttackError
+from fedsim.inversion.input_scaling import InputScaling
 from fedsim.inversion.parametrisations import DenoisedImages, Parametrisation, PublicComponents
 from fedsim.inversion.priors import PatchMixture
-from fedsim.inversion.problem import InputScaling, InversionProblem
+from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.public_fits import fit_components, fit_denoiser, fit_patches
 from fedsim.inversion.recipe import Recipe
 

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fedsim.inversion.problem import InputScaling
+from fedsim.inversion.input_scaling import InputScaling
 
 
 @dataclass(frozen=True)

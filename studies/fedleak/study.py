@@ -14,7 +14,8 @@ from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.randomness import generator
 from fedsim.federation.build import Experiment
 from fedsim.interfaces.attack import Knowledge
-from fedsim.inversion.problem import InversionProblem, build_problem
+from fedsim.inversion.problem import InversionProblem
+from fedsim.inversion.problem_builder import build_problem
 from fedsim.inversion.recipe import Recipe
 from fedsim.recording.wire_format import State, Update
 from studies.giml.study import with_interval

@@ -17,7 +17,8 @@ from fedsim.federation.config import AttackFile, validate_tables
 from fedsim.federation.reading import load_config
 from fedsim.interfaces.local_context import ClientRound
 from fedsim.inversion.parametrisations import PublicComponents
-from fedsim.inversion.problem import InversionProblem, build_problem
+from fedsim.inversion.problem import InversionProblem
+from fedsim.inversion.problem_builder import build_problem
 from fedsim.inversion.recipe import cosine_schedule
 from fedsim.recording.wire_format import State
 from fedsim.training.loop import local_gradient, local_update

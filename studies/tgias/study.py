@@ -33,7 +33,8 @@ from fedsim.interfaces.findings import Reconstruction, Texts
 from fedsim.inversion.alignment import align
 from fedsim.inversion.labels.gradients import LABEL_RULES
 from fedsim.inversion.labels.last_layer import last_layer
-from fedsim.inversion.problem import InversionProblem, build_problem
+from fedsim.inversion.problem import InversionProblem
+from fedsim.inversion.problem_builder import build_problem
 from fedsim.recording.payloads import Payload
 from fedsim.recording.wire_format import Update
 from fedsim.training.model_state import copy_state

@@ -36,7 +36,8 @@ from fedsim.interfaces.findings import Reconstruction
 from fedsim.interfaces.knowledge import Knowledge
 from fedsim.inversion.matching import GradientInversion
 from fedsim.inversion.priors import BatchNormStatistics, TotalVariation
-from fedsim.inversion.problem import InversionProblem, build_problem
+from fedsim.inversion.problem import InversionProblem
+from fedsim.inversion.problem_builder import build_problem
 from fedsim.inversion.recipe import Recipe
 from fedsim.inversion.update_models import GradientAtBroadcast, UnrolledTraining
 from fedsim.recording.payloads import Payload

@@ -22,7 +22,8 @@ from fedsim.base.randomness import generator
 from fedsim.interfaces.knowledge import Knowledge, Records
 from fedsim.inversion.batch_norm import copy_with_batch_statistics
 from fedsim.inversion.distances import Cosine
-from fedsim.inversion.problem import InversionProblem, build_problem
+from fedsim.inversion.problem import InversionProblem
+from fedsim.inversion.problem_builder import build_problem
 from fedsim.inversion.public_fits import fit_components
 from fedsim.inversion.recipe import Recipe, cosine_schedule
 from fedsim.recording.wire_format import Update

@@ -21,7 +21,7 @@ from fedsim.base.errors import AttackError, ConfigError, RunError
 from fedsim.interfaces.knowledge import Knowledge
 from fedsim.inversion.named_states import named_states
 from fedsim.inversion.priors import total_variation
-from fedsim.inversion.problem import build_problem
+from fedsim.inversion.problem_builder import build_problem
 from fedsim.inversion.update_models import FullBatchTraining
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript

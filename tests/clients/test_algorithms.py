@@ -36,7 +36,7 @@ from fedsim.interfaces.algorithm import ClientAlgorithm, ClientResult, LocalClie
 from fedsim.interfaces.attack import Knowledge, Records, Target
 from fedsim.interfaces.local_context import ClientRound
 from fedsim.inversion.named_states import named_states
-from fedsim.inversion.problem import build_problem
+from fedsim.inversion.problem_builder import build_problem
 from fedsim.recording.control_variates import split_controls
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
@@ -564,7 +564,7 @@ def test_the_body_alone_is_an_inversion_problem(runs: dict[str, OpenRun]) -> Non
     )
     problem = build_problem(Transcript(runs["fedrep"].path).update(1, 0), knowledge, body_alone=True)
     assert problem.parameter_names == ("1.weight", "1.bias")
-    assert problem.has_unknown_part
+    assert problem.unknown_names
 
 
 # Refusals, before anything runs.

@@ -34,7 +34,7 @@ from fedsim.interfaces.findings import Reconstruction
 from fedsim.interfaces.local_context import LocalContext
 from fedsim.inversion.labels.updates import count_labels
 from fedsim.inversion.matching import GradientInversion
-from fedsim.inversion.problem import build_problem
+from fedsim.inversion.problem_builder import build_problem
 from fedsim.recording.header import hash_state
 from fedsim.recording.payloads import Payload, State
 from fedsim.recording.recorder import Recorder

@@ -35,6 +35,7 @@ from fedsim.inversion import inversion_task
 from fedsim.inversion.batch_norm import copy_with_batch_statistics
 from fedsim.inversion.descent import Trial, descend, divergence_error
 from fedsim.inversion.distances import Cosine, Distance, GaussianKernel, SquaredL2
+from fedsim.inversion.input_scaling import InputScaling
 from fedsim.inversion.labels.gradients import sign_rule
 from fedsim.inversion.matching import GradientInversion
 from fedsim.inversion.priors import (
@@ -47,7 +48,7 @@ from fedsim.inversion.priors import (
     SquaredTotalVariation,
     TotalVariation,
 )
-from fedsim.inversion.problem import InputScaling, InversionProblem
+from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.recipe import Recipe
 from fedsim.inversion.restart import objective_and_gradients
 from fedsim.inversion.update_models import (

@@ -27,7 +27,7 @@ from fedsim.interfaces.findings import Reconstruction
 from fedsim.interfaces.local_context import LocalContext
 from fedsim.inversion.differentiability import check_differentiability
 from fedsim.inversion.distances import Cosine, GaussianKernel
-from fedsim.inversion.problem import build_problem
+from fedsim.inversion.problem_builder import build_problem
 from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript

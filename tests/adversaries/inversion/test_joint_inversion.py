@@ -15,7 +15,8 @@ from fedsim.base.errors import AttackError
 from fedsim.base.metrics import match_examples, psnr
 from fedsim.base.randomness import generator
 from fedsim.interfaces.attack import Knowledge
-from fedsim.inversion.problem import InversionProblem, build_problem
+from fedsim.inversion.problem import InversionProblem
+from fedsim.inversion.problem_builder import build_problem
 from fedsim.recording.wire_format import Update
 from tests.support.networks import compute_gradient
 from tests.support.recordings import Record, build_update, run_attack

@@ -20,7 +20,7 @@ from fedsim.interfaces.attack import Knowledge, Records
 from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.inversion.matching import GradientInversion
-from fedsim.inversion.problem import build_problem
+from fedsim.inversion.problem_builder import build_problem
 from fedsim.recording.wire_format import Update
 from tests.support.digit_clients import COUNT, data, floor, knowledge, make_update, public, quality
 from tests.support.recordings import record_updates, run_attack

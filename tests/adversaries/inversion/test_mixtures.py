@@ -25,7 +25,7 @@ from fedsim.interfaces.attack import Attack, Knowledge, Target
 from fedsim.interfaces.defense import Defense, Participation
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.inversion.linear_mixtures import unmix_records
-from fedsim.inversion.problem import build_problem
+from fedsim.inversion.problem_builder import build_problem
 from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript

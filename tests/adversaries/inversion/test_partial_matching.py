@@ -10,7 +10,7 @@ from adversaries.inversion.inverting_gradients import InvertingGradients
 from adversaries.inversion.partial_matching import PartialMatching
 from fedsim.base.randomness import generator
 from fedsim.inversion.distances import Cosine, PartialCosine
-from fedsim.inversion.problem import build_problem
+from fedsim.inversion.problem_builder import build_problem
 from fedsim.inversion.recipe import Recipe
 from fedsim.inversion.restart import objective_and_gradients
 from tests.support import digit_clients as digits

@@ -24,7 +24,8 @@ from fedsim.interfaces.findings import Reconstruction
 from fedsim.inversion import batched_restarts, compiled, denoisers, matching, public_fits
 from fedsim.inversion.matching import GradientInversion
 from fedsim.inversion.priors import TotalVariation
-from fedsim.inversion.problem import InversionProblem, build_problem
+from fedsim.inversion.problem import InversionProblem
+from fedsim.inversion.problem_builder import build_problem
 from fedsim.inversion.public_priors import add_public_prior
 from fedsim.inversion.recipe import Recipe
 from fedsim.inversion.relaxed import RelaxedScaling

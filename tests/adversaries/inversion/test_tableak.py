@@ -20,7 +20,7 @@ from fedsim.base.table_metrics import find_correct_columns
 from fedsim.base.task import Task
 from fedsim.interfaces.attack import Attack, Knowledge, Target
 from fedsim.interfaces.findings import Reconstruction
-from fedsim.inversion.problem import InputScaling
+from fedsim.inversion.input_scaling import InputScaling
 from fedsim.inversion.relaxed import RelaxedScaling
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript

@@ -26,7 +26,7 @@ from fedsim.federation.open_run import OpenRun
 from fedsim.interfaces.attack import Knowledge, Target
 from fedsim.inversion.batched_restarts import BatchEntry, batched_steps
 from fedsim.inversion.inversion_task import InversionTask
-from fedsim.inversion.problem import build_problem
+from fedsim.inversion.problem_builder import build_problem
 from fedsim.inversion.restart import objective_terms
 from fedsim.recording.transcript import Transcript
 from tests.support.experiments import make_attack_file, make_tiny_config, run_serial
@@ -213,7 +213,7 @@ def test_an_attack_that_needs_all_of_the_model_is_refused(run: OpenRun, experime
 def test_a_granted_head_is_fixed_and_reaches_the_truth(run: OpenRun, experiment: Experiment) -> None:
     head = experiment.initial_private_state(VICTIM)
     task = prepare(run, make_knowledge(experiment, private_parts=head))
-    assert not task.problem.has_unknown_part
+    assert not task.problem.unknown_names
     assert {*task.restarts[0].values()} == {"dummy", "label_logits"}
     assert all(torch.equal(task.problem.buffers[name], head[name]) for name in HEAD)
     data, labels = victim_data(experiment)

@@ -22,7 +22,8 @@ from fedsim.base.task import Task
 from fedsim.interfaces.attack import Knowledge, Target
 from fedsim.interfaces.findings import Texts
 from fedsim.inversion.distances import MeanCosine, SquaredAndAbsolute
-from fedsim.inversion.problem import InversionProblem, build_problem
+from fedsim.inversion.problem import InversionProblem
+from fedsim.inversion.problem_builder import build_problem
 from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript

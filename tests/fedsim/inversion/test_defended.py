@@ -33,7 +33,7 @@ from fedsim.inversion.distances import Cosine, Distance, GaussianKernel, Squared
 from fedsim.inversion.labels.last_layer import fill_dropped_entries
 from fedsim.inversion.labels.updates import count_labels
 from fedsim.inversion.matching import GradientInversion
-from fedsim.inversion.problem import build_problem
+from fedsim.inversion.problem_builder import build_problem
 from fedsim.recording.payloads import Payload
 from fedsim.recording.wire_format import Update
 from fedsim.training.loop import local_gradient, local_update

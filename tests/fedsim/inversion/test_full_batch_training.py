@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fedsim.interfaces.message_noise import MessageNoise
 from fedsim.inversion.distances import global_norm
-from fedsim.inversion.problem import InversionProblem, build_problem
+from fedsim.inversion.problem import InversionProblem
+from fedsim.inversion.problem_builder import build_problem
 from fedsim.inversion.update_models import (
     FullBatchTraining,
     GradientAtBroadcast,

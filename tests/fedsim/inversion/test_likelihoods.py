@@ -17,7 +17,8 @@ from clients.defenses.update_noise import UpdateNoise
 from fedsim.interfaces.attack import Knowledge
 from fedsim.interfaces.defense import Defense
 from fedsim.inversion.likelihoods import MessageLikelihood, describe_noise, estimate_deviation
-from fedsim.inversion.problem import InversionProblem, build_problem
+from fedsim.inversion.problem import InversionProblem
+from fedsim.inversion.problem_builder import build_problem
 from fedsim.recording.payloads import Payload
 from fedsim.recording.wire_format import Update
 

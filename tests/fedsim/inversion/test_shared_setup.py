@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.interfaces.knowledge import Knowledge
-from fedsim.inversion import problem as problem_module
-from fedsim.inversion import shared_setup
-from fedsim.inversion.problem import build_problem
+from fedsim.inversion import model_checks, shared_setup
+from fedsim.inversion.problem_builder import build_problem
 from fedsim.inversion.shared_setup import ModelCopies, ask_once, move_weights
 from fedsim.training.model_state import copy_state
 from tests.support.recordings import build_update
@@ -38,13 +37,13 @@ def knowledge(builder: Builder) -> Knowledge:
 
 def test_a_question_about_a_model_is_asked_once_for_all_victims(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[nn.Module] = []
-    find = problem_module.find_training_only_layer
+    find = model_checks.find_training_only_layer
 
     def count(model: nn.Module, inputs: Tensor) -> str | None:
         asked.append(model)
         return find(model, inputs)
 
-    monkeypatch.setattr(problem_module, "find_training_only_layer", count)
+    monkeypatch.setattr(model_checks, "find_training_only_layer", count)
     builder = Builder()
     for _ in range(3):
         before = copy_state(builder())

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from fedsim.base.errors import PayloadError, TranscriptError
 from fedsim.federation.engines.arrays import ReplySpool, decode_lazily, make_record, read_state
 from fedsim.interfaces.attack import Knowledge
-from fedsim.inversion.problem import build_problem
+from fedsim.inversion.problem_builder import build_problem
 from fedsim.recording.message_format import MessageFormat
 from fedsim.recording.payloads import Dense, Kind, Payload, Quantised, Sparse, State
 from fedsim.recording.recorder import Recorder

@@ -16,7 +16,8 @@ from fedsim.base.task import Task
 from fedsim.interfaces.attack import Knowledge
 from fedsim.inversion.labels.gradients import LABEL_RULES, LabelRule, bias_rule, column_rule, label_optimisation
 from fedsim.inversion.labels.last_layer import LastLayer, last_layer
-from fedsim.inversion.problem import InversionProblem, build_problem
+from fedsim.inversion.problem import InversionProblem
+from fedsim.inversion.problem_builder import build_problem
 from fedsim.plugins import registry
 from tests.support.recordings import build_update
 
