@@ -108,7 +108,8 @@ def outputs_with_features(model: nn.Module, inputs: Tensor, replace: Replace) ->
 
     Args:
         inputs: `example ...`, real numbers.
-        replace: returns x' for x and the inputs, by which x can be differentiated.
+        replace: returns x' for x and a copy of the inputs, by which x can be differentiated. The gradients that it
+            leaves in the parameters of `model` are dropped.
 
     Raises:
         RunError: the inputs are token ids, or the last linear layer is not used exactly once, after
@@ -119,7 +120,9 @@ def outputs_with_features(model: nn.Module, inputs: Tensor, replace: Replace) ->
     name, last = named_layer
     if not inputs.is_floating_point():
         raise RunError("defense: features are to be replaced, but the inputs are integers and have no derivative")
-    inputs, used_layers = inputs.detach().requires_grad_(True), list[nn.Module]()
+    # The model computes with a copy of what `replace` is handed, which may write to that or differentiate by it.
+    inputs_for_replace = inputs.detach().clone().requires_grad_(True)
+    inputs, used_layers = inputs_for_replace.clone(), list[nn.Module]()
 
     def replace_output(layer: nn.Module, arguments: tuple[Tensor], output: Tensor) -> Tensor:
         if last in used_layers:
@@ -133,7 +136,11 @@ def outputs_with_features(model: nn.Module, inputs: Tensor, replace: Replace) ->
                 f"defense: features of '{name}' are to be replaced, expected `example feature`, "
                 f"but it is given a tensor of shape {tuple(features.shape)}"
             )
-        return _output_with_features(last, features, replace(features, inputs), output)
+        replaced = replace(features, inputs_for_replace)
+        # `features.backward()`, as in code that prunes features by their derivatives, puts gradients here, too.
+        for parameter in model.parameters():
+            parameter.grad = None
+        return _output_with_features(last, features, replaced, output)
 
     linear_layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
     hooks = [layer.register_forward_hook(replace_output) for layer in linear_layers]

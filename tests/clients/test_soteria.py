@@ -149,6 +149,42 @@ def test_features_that_a_defense_changes_in_place_change_the_weights_gradient_al
         torch.testing.assert_close(defended[key], 2 * tensor if key == name else tensor)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Differentiates(Defense):
+    """Halve features after their derivatives, by `backward` as in the authors' code, and write to the inputs."""
+
+    by_backward: bool
+    paper = Paper(title="none", authors="nobody", venue="none", year=2000, url="")
+
+    def on_features(self, features: Tensor, inputs: Tensor, context: LocalContext) -> Tensor:
+        if self.by_backward:
+            features.sum().backward(retain_graph=True)  # type: ignore[no-untyped-call]
+            slopes = inputs.grad
+        else:
+            (slopes,) = torch.autograd.grad(features.sum(), inputs, retain_graph=True)
+        assert slopes is not None
+        mask = (slopes.flatten(1).norm(dim=1, keepdim=True) > 0).float()
+        if self.by_backward:
+            inputs.data.mul_(3)
+            with torch.no_grad():
+                inputs.zero_()
+        return features * mask / 2
+
+
+@pytest.mark.parametrize("mu", [0.0, 1.0])
+def test_a_defense_that_calls_backward_or_writes_to_inputs_changes_no_other_gradient(mu: float) -> None:
+    (inputs, labels), model = data(), cnn()
+    plan = LocalTraining(local_steps=3, batch_size=3, learning_rate=0.1, proximal_mu=mu)
+    start, inputs_before, results = copy_state(model), inputs.clone(), []
+    for by_backward in (True, False):
+        own = [Differentiates(by_backward=by_backward)]
+        results.append(local_update(model, start, inputs, labels, plan, key=KEY, defenses=own)[0])
+    assert all(torch.equal(tensor, results[1][name]) for name, tensor in results[0].items())
+    assert torch.equal(inputs, inputs_before)
+    gradients = [gradient(cnn(), Differentiates(by_backward=by_backward)) for by_backward in (True, False)]
+    assert all(torch.equal(tensor, gradients[1][name]) for name, tensor in gradients[0].items())
+
+
 class Recurrent(nn.Module):
     """Has matrices beside its linear layer, of a layer that is defined before that or after it."""
 
