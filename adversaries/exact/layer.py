@@ -17,7 +17,7 @@ from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.problem_builder import build_problem
 from fedsim.inversion.restart import claimed_labels
 from fedsim.recording.wire_format import Update
-from fedsim.training.first_layer import find_first_layer, is_rectified
+from fedsim.training.first_layer import find_first_layer, is_bias_used_once, is_rectified
 
 _REMEDY = "choose an attack that matches gradients, such as sme"
 _NUM_PROBES = 8
@@ -110,7 +110,8 @@ def read_first_layer(update: Update, knowledge: Knowledge, *, relu: bool = True)
     if weight is None or weight not in problem.parameter_names:
         raise AttackError(
             f"{problem.where}: no linear layer that is trained and sent takes the inputs themselves "
-            f"(convolutions, embeddings, dropout or a normalisation come first); {_REMEDY}"
+            "(convolutions, embeddings, dropout or a normalisation come first, or its weights are used twice); "
+            f"{_REMEDY}"
         )
     name = weight.rpartition(".")[0]
     bias = f"{name}.bias".removeprefix(".")
@@ -118,6 +119,11 @@ def read_first_layer(update: Update, knowledge: Knowledge, *, relu: bool = True)
         raise AttackError(
             f"{problem.where}: the first linear layer '{name}' has no bias that is trained, from "
             f"which the scale of each input is read; {_REMEDY}"
+        )
+    if not is_bias_used_once(problem.model, weight, probes):
+        raise AttackError(
+            f"{problem.where}: the model uses the bias of the first linear layer '{name}' elsewhere, too, so that its "
+            f"change does not tell the scale of each input; {_REMEDY}"
         )
     if relu and not is_rectified(problem.model, name, probes):
         raise AttackError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,13 +12,17 @@ from torch import Tensor, nn
 
 from fedsim.base.randomness import generator
 
+_USE_TOLERANCE = 1e-3
+"""Largest part of a gradient that counts as rounding."""
+
 
 def find_first_layer(model: nn.Module, inputs: Tensor) -> str | None:
     """Return the weight's name of the first linear layer whose input is the flattened inputs.
 
     `model` is run as it is and in training mode: anything before the layer (BatchNorm, a
     convolution, dropout, any function) changes the layer's input. The weight must be a parameter of
-    its own, neither shared nor computed from others.
+    its own, neither shared nor computed from others, and the outputs must depend on it through this
+    layer alone.
 
     Args:
         inputs: `example ...`, any values, random ones for instance.
@@ -28,7 +33,67 @@ def find_first_layer(model: nn.Module, inputs: Tensor) -> str | None:
     name = _first_layer(model, inputs)
     if name is None or _first_layer(deepcopy(model).train(), inputs) != name:
         return None
-    return name
+    return name if _layer_gradients(model, name, inputs).weight_is_used_once else None
+
+
+def is_bias_used_once(model: nn.Module, weight: str, inputs: Tensor) -> bool:
+    """Tell whether the outputs depend on the bias of a first linear layer through this layer alone.
+
+    Args:
+        model: the network.
+        weight: name of the layer's weight, see `find_first_layer`.
+        inputs: `example ...`, any values, random ones for instance.
+    """
+    return _layer_gradients(model, weight, inputs).bias_is_used_once
+
+
+@dataclass(frozen=True)
+class _LayerGradients:
+    """Gradients of a first linear layer W x + c on two examples, `input example`.
+
+    Where parameters are used once, these are D^T X and D^T 1, with a row of D for each example.
+    """
+
+    inputs: Tensor
+    weight: Tensor
+    bias: Tensor | None
+
+    @property
+    def weight_is_used_once(self) -> bool:
+        """Return whether the gradient of W combines the inputs alone."""
+        return _is_small(self.weight - self._errors @ self.inputs, self.weight)
+
+    @property
+    def bias_is_used_once(self) -> bool:
+        """Return whether the gradient of c sums the examples' parts of that of W."""
+        if self.bias is None or self.inputs.shape[1] < len(self.inputs):
+            return True  # of fewer features than examples, the errors are not determined
+        return _is_small(self.bias - self._errors.sum(1), self.bias)
+
+    @property
+    def _errors(self) -> Tensor:
+        """Return D^T, `output example`, by least squares."""
+        errors: Tensor = self.weight @ torch.linalg.pinv(self.inputs)
+        return errors
+
+
+def _is_small(difference: Tensor, value: Tensor) -> bool:
+    return bool(difference.norm() <= _USE_TOLERANCE * value.norm())
+
+
+def _layer_gradients(model: nn.Module, weight: str, inputs: Tensor) -> _LayerGradients:
+    """Compute gradients of a random sum of the outputs for two random examples, in evaluation mode."""
+    model, rng = deepcopy(model).eval(), generator("uses of a layer")
+    examples = torch.randn((2, *inputs.shape[1:]), generator=rng).to(inputs)
+    layer = model.get_submodule(weight.rpartition(".")[0])
+    assert isinstance(layer, nn.Linear)
+    parameters = [parameter.requires_grad_() for parameter in (layer.weight, layer.bias) if parameter is not None]
+    with torch.enable_grad():
+        outputs: Tensor = model(examples)
+        total = (outputs * torch.randn(outputs.shape, generator=rng).to(outputs)).sum()
+        gradients = torch.autograd.grad(total, parameters, materialize_grads=True)
+    doubles = [gradient.double().cpu() for gradient in gradients]
+    return _LayerGradients(examples.flatten(1).double().cpu(), doubles[0], doubles[1] if len(doubles) > 1 else None)
 
 
 def _first_layer(model: nn.Module, inputs: Tensor) -> str | None:

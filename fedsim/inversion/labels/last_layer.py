@@ -12,10 +12,13 @@ from torch.func import functional_call
 
 from fedsim.base.errors import KnowledgeError
 from fedsim.base.loss_term import has_loss_term, loss_term_of
+from fedsim.base.randomness import generator
 from fedsim.interfaces.defense import Defense, apply_adversary_views
 from fedsim.inversion.problem import InversionProblem
 from fedsim.recording.wire_format import State
 
+_USE_TOLERANCE = 1e-3
+"""Largest part of a gradient that counts as rounding."""
 _REMEDY = "grant them with adversary.knowledge.labels = true, and set align = false where there is such a setting"
 
 
@@ -118,8 +121,8 @@ def output_layer(model: nn.Module, inputs: Tensor) -> tuple[str, Tensor]:
         inputs: `example ...`, as the model takes them.
 
     Raises:
-        KnowledgeError: there is no such layer, or it has one output, for a regression, or a term that the network
-            adds to the loss changes its gradient.
+        KnowledgeError: there is no such layer, or it has one output, for a regression; or its gradient comes from
+            elsewhere, too: a term that the network adds to the loss, or another use of its weights or bias.
     """
     calls: list[tuple[str, nn.Module, tuple[Tensor, ...], Tensor]] = []
 
@@ -152,7 +155,37 @@ def output_layer(model: nn.Module, inputs: Tensor) -> tuple[str, Tensor]:
             "labels cannot be recovered: the term that the network adds to the loss changes the gradient of its last "
             f"linear layer, from which they are read; {_REMEDY}"
         )
+    if (shared := _find_parameter_used_twice(model, last[0], inputs)) is not None:
+        raise KnowledgeError(
+            f"labels cannot be recovered: the model uses '{shared}' of its last linear layer elsewhere, too, which "
+            f"changes its gradient; {_REMEDY}"
+        )
     return last[0], last[2][0]
+
+
+@torch.enable_grad()
+def _find_parameter_used_twice(model: nn.Module, name: str, inputs: Tensor) -> str | None:
+    """Return the parameter of the last layer on which outputs depend through another one as well; None without any.
+
+    The gradient of a random sum of outputs is compared with that of the layer alone.
+    """
+    layer = model.get_submodule(name)
+    names = [key for key, _ in model.named_parameters() if key.rpartition(".")[0] == name]
+    parameters = {key: model.get_parameter(key).detach().clone().requires_grad_() for key in names}
+    features: list[Tensor] = []
+    hook = layer.register_forward_pre_hook(lambda _, arguments: features.append(arguments[0].detach()))
+    try:
+        outputs = functional_call(model, parameters, (inputs,))
+    finally:
+        hook.remove()
+    weights = torch.randn(outputs.shape, generator=generator("uses of a layer")).to(outputs)
+    gradients = torch.autograd.grad((outputs * weights).sum(), list(parameters.values()), materialize_grads=True)
+    rows = weights.flatten(0, -2)
+    for (key, parameter), gradient in zip(parameters.items(), gradients, strict=True):
+        expected = rows.T @ features[-1].flatten(0, -2) if parameter.ndim == 2 else rows.sum(0)
+        if (gradient - expected).norm() > _USE_TOLERANCE * gradient.norm():
+            return key
+    return None
 
 
 def _term_moves_layer(model: nn.Module, layer: str, inputs: Tensor) -> bool:

@@ -506,6 +506,28 @@ def test_refinement_needs_relu(tmp_path: Path) -> None:
         from_training(CocktailParty(refine=True), tmp_path, 4, new=lambda: mlp(nn.Tanh()))
 
 
+class BiasTwice(nn.Module):
+    """Adds the bias of its first layer, times `share`, behind the ReLU, too; or gives it to its second layer."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.share = share
+        self.first, self.second, self.last = nn.Linear(64, 50), nn.Linear(50, 50), nn.Linear(50, 10)
+        if not share:
+            self.second.bias = self.first.bias
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.first(inputs.flatten(1)).relu() + self.share * self.first.bias
+        return self.last(self.second(hidden).relu())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("share", [1.0, 0.01, 0.0])
+@pytest.mark.parametrize("attack", [SpearIca(), Analytic()])
+def test_a_bias_that_is_used_twice_is_said_to_tell_no_scale(tmp_path: Path, attack: Attack, share: float) -> None:
+    with pytest.raises(AttackError, match="uses the bias of the first linear layer 'first' elsewhere, too"):
+        from_training(attack, tmp_path, 4, new=partial(BiasTwice, share))
+
+
 @pytest.mark.parametrize("weight", [1.0, -0.3, 0.02])
 def test_a_sum_of_two_columns_has_a_shared_ratio_with_each_and_is_parted(weight: float) -> None:
     layer, mixture, found = of_digits(10)

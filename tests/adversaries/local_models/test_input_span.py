@@ -149,6 +149,18 @@ class Twice(nn.Module):
         return result
 
 
+class WeightElsewhere(nn.Module):
+    """A layer on the inputs, whose weights also enter in a function that calls no layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(PIXELS, PIXELS)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        rows = inputs.flatten(1)
+        return self.layer(rows).relu() + nn.functional.linear(rows.square(), self.layer.weight)
+
+
 @pytest.mark.parametrize(
     ("new", "expected"),
     [
@@ -165,8 +177,12 @@ class Twice(nn.Module):
         (lambda: nn.Sequential(nn.Linear(4, 5), nn.Flatten(), nn.Linear(60, 3)), None),
         (lambda: nn.Sequential(nn.Flatten(), nn.utils.parametrizations.weight_norm(nn.Linear(PIXELS, 3))), None),
         (Twice, None),
+        (WeightElsewhere, None),
     ],
-    ids=["mlp", "no bias", "convolution", "batch norm", "relu", "last axis only", "weight norm", "used twice"],
+    ids=[
+        *("mlp", "no bias", "convolution", "batch norm", "relu", "last axis only", "weight norm", "used twice"),
+        "weight used elsewhere",
+    ],
 )
 def test_only_a_layer_that_takes_the_inputs_themselves_counts(
     new: Callable[[], nn.Module], expected: str | None

@@ -178,9 +178,23 @@ def test_as_many_labels_as_examples_come_back_whatever_noise_was_sent(rule: Labe
         assert found.max() < classes
 
 
+class ShiftedInputs(nn.Module):
+    """A layer of classes, a parameter of which moves its inputs, too."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name, self.layer = name, nn.Linear(6, 5)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        result: Tensor = self.layer(inputs + getattr(self.layer, self.name).sum())
+        return result
+
+
 @pytest.mark.parametrize(
     ("model", "told"),
     [
+        (ShiftedInputs("bias"), "the model uses 'layer.bias' of its last linear layer elsewhere, too"),
+        (ShiftedInputs("weight"), "the model uses 'layer.weight' of its last linear layer elsewhere, too"),
         (nn.Sequential(nn.Linear(6, 5), nn.Softmax(1)), "the model ends in Softmax, not in a linear layer"),
         (nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5)), "the model ends in BatchNorm1d, not in a linear layer"),
         (nn.Sequential(nn.Linear(6, 1)), "targets of a regression, which nothing gives away"),
