@@ -11,12 +11,11 @@ from torch import Tensor, nn
 
 from adversaries.loadable_network import LoadableNetwork
 from fedsim.base.errors import AttackError, RunError
-from fedsim.base.randomness import generator
 from fedsim.base.task import Loss
 from fedsim.interfaces.attack import Knowledge
 from fedsim.interfaces.defense import Defense, Participation, overrides, pair_with_keys
 from fedsim.interfaces.defense_calls import apply_on_update
-from fedsim.interfaces.local_context import ClientRound, LocalContext
+from fedsim.interfaces.local_context import ClientRound, DefenseKey, LocalContext, Memory
 from fedsim.inversion.batch_norm import used_batch_statistics
 from fedsim.inversion.named_states import named_states
 from fedsim.recording.payloads import Payload
@@ -78,6 +77,9 @@ class SimulatedClients:
     def simulate_update(self, template: Update, inputs: Tensor, labels: Tensor, key: tuple[int | str, ...]) -> Tensor:
         """Train a client on these records; return its update in the form of `flatten_update`.
 
+        Where the template is a sum over clients, each of them trains on a part of the records, all
+        of about the same size, and what is returned is their mean, weighted by N.
+
         Args:
             template: gives the round, the broadcast model and the kind of message.
             inputs: `example ...`, in the model's range.
@@ -87,14 +89,36 @@ class SimulatedClients:
         Raises:
             AttackError: training diverged, or a known defense cannot be simulated.
         """
+        count = min(len(template.members), len(inputs))
+        if count < 2:
+            return self._simulate_client(template, inputs, labels, key, key)
+        mean: Tensor | None = None
+        for number, rows in enumerate(torch.arange(len(inputs)).tensor_split(count)):
+            member_key = (*key, "member", number)
+            message = self._simulate_client(template, inputs[rows], labels[rows], member_key, key)
+            part = message * (len(rows) / len(inputs))
+            mean = part if mean is None else mean + part
+        assert mean is not None
+        return mean
+
+    def _simulate_client(
+        self,
+        template: Update,
+        inputs: Tensor,
+        labels: Tensor,
+        key: tuple[int | str, ...],
+        common_key: tuple[int | str, ...],
+    ) -> Tensor:
+        """Train one client; what all clients draw alike follows from `common_key`."""
         where = f"round {template.round}, client {template.client}"
         knowledge = self._knowledge
         model = self._network.load(template.before, where)
         sends_gradient = template.gradient is not None
-        plan = training_plan(knowledge, len(inputs))
+        plan = self._client_plan(template, len(inputs))
         plan = replace(plan, batch_norm="train" if used_batch_statistics(template, model) else "eval")
         defenses = self._configured_defenses(len(inputs), plan, template.round, where)
         before = copy_state(model)
+        client_round = _first_round(template.round, before, key, common_key)
         train = local_gradient if sends_gradient else local_update
         try:
             # Train.
@@ -106,7 +130,7 @@ class SimulatedClients:
                 plan,
                 key=key,
                 defenses=defenses,
-                client_round=ClientRound(key=key, number=template.round, broadcast=before),
+                client_round=client_round,
                 loss=cast("Loss", knowledge.loss),
             )
             update: State = trained
@@ -114,8 +138,8 @@ class SimulatedClients:
                 update = {name: tensor - before[name] for name, tensor in trained.items()}
             # Apply the defenses of the update.
             for defense, defense_key in pair_with_keys(defenses):
-                random_key = (*key, "defense", "on_update", *defense_key)
-                update = _defend_update(defense, update, random_key, template.round)
+                context = client_round.make_context("on_update", defense_key, defense.draws_in_common)
+                update = _defend_update(defense, update, context)
         except RunError as error:
             raise AttackError(
                 f"{where}: a client that is simulated on auxiliary records failed ({error}); attack another round"
@@ -123,6 +147,13 @@ class SimulatedClients:
         sign = 1 if sends_gradient else -1
         names = _trained_names(model)
         return torch.cat([sign * update[name].float().flatten() for name in names])
+
+    def _client_plan(self, template: Update, num_examples: int) -> LocalTraining:
+        """Return how one client trains; in what is known of a sum over clients, B is their total."""
+        knowledge = self._knowledge
+        if len(template.members) > 1 and knowledge.batch_size:
+            knowledge = replace(knowledge, batch_size=max(1, knowledge.batch_size // len(template.members)))
+        return training_plan(knowledge, num_examples)
 
     def _configured_defenses(self, num_examples: int, plan: LocalTraining, number: int, where: str) -> list[Defense]:
         """Return the known defenses of a round as a client with `num_examples` examples configures them."""
@@ -171,9 +202,21 @@ def _trained_names(model: nn.Module) -> list[str]:
     return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
-def _defend_update(defense: Defense, update: State, key: tuple[int | str, ...], number: int) -> Mapping[str, Tensor]:
+def _first_round(
+    number: int, broadcast: State, key: tuple[int | str, ...], common_key: tuple[int | str, ...]
+) -> ClientRound:
+    """Return the part in a round of a client that remembers nothing of earlier ones."""
+    memories: dict[DefenseKey, Memory] = {}
+    return ClientRound(
+        key=key,
+        number=number,
+        broadcast=broadcast,
+        read_memory=lambda defense_key: memories.setdefault(defense_key, {}),
+        common_key=(*common_key, "common"),
+    )
+
+
+def _defend_update(defense: Defense, update: State, context: LocalContext) -> Mapping[str, Tensor]:
     """Return what `on_update` makes of an update, dense."""
-    common_key = (*key, "common") if defense.draws_in_common else None
-    context = LocalContext(rng=generator(*key), round=number, common_key=common_key)
     defended = apply_on_update(defense, update, context)
     return defended.values("delta", update) if isinstance(defended, Payload) else defended

@@ -16,7 +16,7 @@ from fedsim.base.constraints import NonNegativeInt, PositiveInt
 from fedsim.base.content_hashes import hash_json
 from fedsim.base.errors import AttackError
 from fedsim.base.papers import cite
-from fedsim.interfaces.attack import CLIENT, Attack, Knowledge, Paper, Progress, Target, warn
+from fedsim.interfaces.attack import CLIENT, GROUP, Attack, Knowledge, Paper, Progress, Target, warn
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.inversion.descent import iterate_descent, run_to_end
 from fedsim.inversion.differentiability import check_differentiability
@@ -53,6 +53,7 @@ class LearnedInversion(Attack):
     5. Refine the estimate by matching (`_refine`): look for the most probable examples under the
        likelihood of the message, as `map` does, with the estimate and its expected error as prior.
 
+    Where the victim stands for a sum over clients, such sums are simulated (`SimulatedClients`).
     What is trained is shared by all victims of a process that received the same model, hold as many
     examples and train alike. Clients are assumed to hold classes in the shares of the auxiliary
     records. The expected error is measured on simulated clients with auxiliary records of their
@@ -90,7 +91,7 @@ class LearnedInversion(Attack):
         "auxiliary",
     }
     uses: ClassVar[frozenset[str]] = INPUT_MOMENTS | OPTIMIZER_FACTS | {"labels", "defenses", "num_classes"}
-    reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
+    reads: ClassVar[frozenset[str]] = frozenset({CLIENT, GROUP})
 
     def _run(self, target: Target, progress: Progress) -> Reconstruction:
         update, knowledge, total = target.read_update(), target.knowledge, self.epochs + self.refinements
@@ -135,6 +136,8 @@ class LearnedInversion(Attack):
         described = {name: repr(getattr(knowledge, name)) for name in names}
         kind = "gradient" if update.gradient is not None else "weights"
         parts = [hash_records(records), hash_tensors(update.before), kind, update.num_examples, described]
+        if len(update.members) > 1:
+            parts.append(len(update.members))
         content = hash_json([*parts, self.components, asdict(settings)])
         random_key = ("learned-inversion", content)
         key = (*random_key, repr(problem.model), problem.loss, like.device, like.dtype)

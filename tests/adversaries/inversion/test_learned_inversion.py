@@ -17,11 +17,12 @@ from adversaries.inversion.message_projection import MessageProjection, choose_n
 from clients.defenses.quantise import Quantise
 from clients.defenses.update_noise import UpdateNoise
 from fedsim.base.errors import AttackError, KnowledgeError
-from fedsim.base.metrics import pair_examples
+from fedsim.base.metrics import pair_examples, psnr
 from fedsim.interfaces.attack import Records
 from fedsim.interfaces.defense import Defense, Participation
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.inversion import public_fits
+from fedsim.recording.payloads import Payload
 from fedsim.recording.wire_format import Update
 from tests.support.digit_clients import COUNT, data, floor, knowledge, make_update, public, quality
 from tests.support.recordings import record_updates, run_attack
@@ -46,6 +47,11 @@ def gains(folder: Path, *defenses: Defense, sender: int = 0, **settings: Any) ->
         finding = attack(folder, make_update(victim + sender, *defenses), knowledge(victim, *defenses), method)
         results.append(quality(finding, victim) - floor(victim))
     return results
+
+
+def gain_over(guess: torch.Tensor, finding: Reconstruction, true: torch.Tensor) -> float:
+    """Return by how many dB a claim is beyond a guess in its order."""
+    return (psnr(pair_examples(finding.data, true), true) - psnr(guess, true)).mean().item()
 
 
 def test_one_pass_inverts_messages_of_clients_it_never_saw(tmp_path: Path) -> None:
@@ -75,6 +81,22 @@ def test_refinement_by_matching_comes_closer(tmp_path: Path) -> None:
 def test_it_is_beyond_the_floor_under_noise_and_rounding_it_knows(tmp_path: Path, defense: Defense) -> None:
     found = gains(tmp_path, defense, refinements=10)
     assert min(found) > 1
+
+
+def test_a_sum_over_clients_is_inverted(tmp_path: Path) -> None:
+    """Eight digits of two clients, with sums of two clients to learn from."""
+    members = (0, 1)
+    updates = [make_update(member) for member in members]
+    states = [update.after for update in updates]
+    mean = {name: torch.stack([state[name] for state in states]).mean(0) for name in states[0]}
+    payload = Payload.from_dense(mean, "weights")
+    summed = replace(updates[0], payload=payload, num_examples=2 * COUNT, members=members)
+    inputs, labels = (torch.cat(parts) for parts in zip(*map(data, members), strict=True))
+    order = labels.argsort(stable=True)
+    facts = replace(knowledge(0), labels=labels[order], batch_size=2 * COUNT)
+    finding = attack(tmp_path, summed, facts)
+    means = torch.stack([public().inputs[public().labels == label].mean(0) for label in labels[order]])
+    assert gain_over(means, finding, inputs[order]) > 1
 
 
 @pytest.mark.thorough
