@@ -42,8 +42,9 @@ from torch.utils._pytree import tree_leaves
 from victims import NoiseVictims
 
 from fedsim.inversion import matching
+from fedsim.inversion.input_scaling import InputScaling
 from fedsim.inversion.matching import GradientInversion
-from fedsim.inversion.problem import InputScaling, InversionProblem
+from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.restart import objective_terms
 from fedsim.plugins import registry
 from fedsim.recording.transcript import Transcript

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fedsim.base.errors import ConfigError
 from fedsim.base.task import infer_modality
-from fedsim.interfaces.findings import MAX_CLASSES, Finding, Reconstruction, Texts
+from fedsim.interfaces.finding_checks import MAX_CLASSES
+from fedsim.interfaces.findings import Finding, Reconstruction, Texts
 from fedsim.interfaces.modality import PublicExamples
 from fedsim.modalities import find_modality
 

@@ -7,9 +7,8 @@ plug-in of the group `fedsim.findings`.
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, Self, get_args
 
@@ -18,6 +17,19 @@ from torch import Tensor
 
 from fedsim.base.errors import AttackError
 from fedsim.base.short_repr import describe_fields
+from fedsim.interfaces.finding_checks import (
+    CLIENT_ID_DTYPES,
+    INTEGER_DTYPES,
+    MAX_CLASSES,
+    check_dense,
+    check_integers,
+    check_labels,
+    check_messages,
+    check_tensor,
+    check_trace,
+    check_unit_range,
+    tensor_error,
+)
 from fedsim.recording.wire_format import State, non_finite_names
 
 ClaimScope = Literal["update", "client", "federation"]
@@ -25,9 +37,8 @@ ClaimScope = Literal["update", "client", "federation"]
 attacked message was computed (for several rounds, the message of the first). `client`: all training
 examples of the victim. `federation`: all training examples of all clients."""
 
-MAX_CLASSES = 1 << 24
-"""Upper limit of class indices and tokens: counting takes memory in proportion to the largest."""
-_CURVE_NAME = re.compile(r"\w[\w .+-]{0,39}")
+_OPTIONAL_TENSORS = ("snapshots", "snapshot_iterations", "certified", "entropy", "spread")
+"""Tensors that a reconstruction may do without."""
 _SHARE_TOLERANCE = 1e-4
 """Largest difference of a sum of shares from 1."""
 
@@ -52,7 +63,7 @@ class Finding(ABC):
             cls.__repr__ = Finding.__repr__  # type: ignore[method-assign]
 
     def __post_init__(self) -> None:
-        _check_trace(self.trace)
+        check_trace(self.trace)
 
     def __repr__(self) -> str:
         return describe_fields(self)
@@ -114,10 +125,10 @@ class Reconstruction(Finding):
     spread: Tensor | None = None
 
     def __post_init__(self) -> None:
-        _check_unit_range("data", self.data)
+        check_unit_range("data", self.data)
         if self.data.ndim < 2:
-            raise _tensor_error("data", self.data, "example by its axes, two or more in all")
-        _check_labels(self.labels, len(self.data), "examples")
+            raise tensor_error("data", self.data, "example by its axes, two or more in all")
+        check_labels(self.labels, len(self.data), "examples")
         self._check_snapshots()
         if self.certified is not None:
             self._check_certified(self.certified)
@@ -134,29 +145,29 @@ class Reconstruction(Finding):
             return
         if snapshots is None or iterations is None:
             raise AttackError("the attack claims snapshots without snapshot_iterations, or the other way round")
-        _check_unit_range("snapshots", snapshots)
+        check_unit_range("snapshots", snapshots)
         if snapshots.shape[1:] != self.data.shape:
-            raise _tensor_error("snapshots", snapshots, f"(step, {', '.join(map(str, self.data.shape))})")
-        _check_integers("snapshot_iterations", iterations, len(snapshots), 1 << 53)
+            raise tensor_error("snapshots", snapshots, f"(step, {', '.join(map(str, self.data.shape))})")
+        check_integers("snapshot_iterations", iterations, len(snapshots), 1 << 53)
 
     def _check_certified(self, certified: Tensor) -> None:
         count = len(self.data)
-        _check_tensor("certified", certified)
+        check_tensor("certified", certified)
         if certified.dtype != torch.bool or certified.shape != (count,):
-            raise _tensor_error("certified", certified, f"true or false for each of {count} examples")
+            raise tensor_error("certified", certified, f"true or false for each of {count} examples")
 
     def _check_entropy(self, entropy: Tensor) -> None:
         count = len(self.data)
-        _check_tensor("entropy", entropy)
+        check_tensor("entropy", entropy)
         if entropy.ndim != 2 or len(entropy) != count or not entropy.is_floating_point():
-            raise _tensor_error("entropy", entropy, f"floating point numbers, {count} examples by column")
+            raise tensor_error("entropy", entropy, f"floating point numbers, {count} examples by column")
         if not entropy.isfinite().all():
             raise AttackError("the attack claims an entropy that is NaN or infinite")
 
     def _check_spread(self, spread: Tensor) -> None:
-        _check_tensor("spread", spread)
+        check_tensor("spread", spread)
         if spread.shape != (len(self.data),) or not spread.is_floating_point():
-            raise _tensor_error("spread", spread, f"floating point numbers, one for each of {len(self.data)} examples")
+            raise tensor_error("spread", spread, f"floating point numbers, one for each of {len(self.data)} examples")
         if not (spread.isfinite() & (spread >= 0)).all():
             raise AttackError("the attack claims a spread that is negative, NaN or infinite")
 
@@ -164,15 +175,10 @@ class Reconstruction(Finding):
     def claim_tensors(self) -> dict[str, Tensor]:
         """Return the tensors that are saved for the claim, by name, without the trace."""
         tensors = {"data": self.data, "labels": self.labels} | _encode_claims(self.claims)
-        if self.snapshots is not None and self.snapshot_iterations is not None:
-            tensors["snapshots"] = self.snapshots
-            tensors["snapshot_iterations"] = self.snapshot_iterations
-        if self.certified is not None:
-            tensors["certified"] = self.certified
-        if self.entropy is not None:
-            tensors["entropy"] = self.entropy
-        if self.spread is not None:
-            tensors["spread"] = self.spread
+        for name in _OPTIONAL_TENSORS:
+            tensor = getattr(self, name)
+            if tensor is not None:
+                tensors[name] = tensor
         return tensors
 
     @classmethod
@@ -182,12 +188,8 @@ class Reconstruction(Finding):
             data=tensors["data"],
             labels=tensors["labels"],
             trace=trace,
-            snapshots=tensors.get("snapshots"),
-            snapshot_iterations=tensors.get("snapshot_iterations"),
             claims=_decode_claims(tensors),
-            certified=tensors.get("certified"),
-            entropy=tensors.get("entropy"),
-            spread=tensors.get("spread"),
+            **{name: tensors.get(name) for name in _OPTIONAL_TENSORS},
         )
 
 
@@ -208,12 +210,12 @@ class Texts(Finding):
     claims: ClaimScope = "update"
 
     def __post_init__(self) -> None:
-        _check_tensor("tokens", self.tokens)
-        if self.tokens.ndim != 2 or self.tokens.dtype not in _INTEGER_DTYPES:
-            raise _tensor_error("tokens", self.tokens, "integers, example by place")
+        check_tensor("tokens", self.tokens)
+        if self.tokens.ndim != 2 or self.tokens.dtype not in INTEGER_DTYPES:
+            raise tensor_error("tokens", self.tokens, "integers, example by place")
         if (self.tokens < 0).any() or (self.tokens >= MAX_CLASSES).any():
             raise AttackError(f"the attack claims tokens below 0 or from {MAX_CLASSES} on")
-        _check_labels(self.labels, len(self.tokens), "texts")
+        check_labels(self.labels, len(self.tokens), "texts")
         super().__post_init__()
         _check_claims(self.claims)
 
@@ -259,7 +261,7 @@ class ExampleGroups(Reconstruction):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_integers("clients", self.clients, len(self.data), MAX_CLASSES)
+        check_integers("clients", self.clients, len(self.data), MAX_CLASSES)
 
     @property
     def claim_tensors(self) -> dict[str, Tensor]:
@@ -289,7 +291,7 @@ class LocalModel(Finding):
         if not isinstance(self.state, Mapping) or not self.state:
             raise AttackError("the attack claims a model without tensors, expected a mapping of names to tensors")
         for name, tensor in self.state.items():
-            _check_dense(f"a model whose {name} is", tensor)
+            check_dense(f"a model whose {name} is", tensor)
         if invalid := non_finite_names(self.state):
             raise AttackError(f"the attack claims a model whose {invalid[0]} holds NaN or infinite values")
         super().__post_init__()
@@ -326,8 +328,8 @@ class Inference(Finding):
     def __post_init__(self) -> None:
         if self.of not in ("source", "attribute"):
             raise AttackError(f"the attack infers {self.of!r}, expected 'source' or 'attribute'")
-        _check_tensor("candidates", self.candidates)
-        _check_tensor("scores", self.scores)
+        check_tensor("candidates", self.candidates)
+        check_tensor("scores", self.scores)
         if self.scores.ndim != 2 or self.candidates.ndim != 1 or self.scores.shape[1] != len(self.candidates):
             raise AttackError(
                 f"the attack scores candidates as {tuple(self.scores.shape)}, expected records by "
@@ -335,12 +337,12 @@ class Inference(Finding):
             )
         if len(self.candidates) < 2:
             raise AttackError(f"the attack chooses among {len(self.candidates)} candidates, expected at least 2")
-        limit, dtypes = (1 << 64, _CLIENT_ID_DTYPES) if self.of == "source" else (1 << 63, _INTEGER_DTYPES)
-        _check_integers("candidates", self.candidates, len(self.candidates), limit, dtypes)
+        limit, dtypes = (1 << 64, CLIENT_ID_DTYPES) if self.of == "source" else (1 << 63, INTEGER_DTYPES)
+        check_integers("candidates", self.candidates, len(self.candidates), limit, dtypes)
         if len(set(self.candidates.tolist())) < len(self.candidates):
             raise AttackError("the attack names a candidate twice, expected each once")
         if not self.scores.is_floating_point():
-            raise _tensor_error("scores", self.scores, "floating point numbers")
+            raise tensor_error("scores", self.scores, "floating point numbers")
         if self.scores.isnan().any():
             raise AttackError("the attack claims scores that are NaN")
         super().__post_init__()
@@ -375,9 +377,9 @@ class Membership(Finding):
     scores: Tensor
 
     def __post_init__(self) -> None:
-        _check_tensor("scores", self.scores)
+        check_tensor("scores", self.scores)
         if self.scores.ndim != 1 or not self.scores.is_floating_point():
-            raise _tensor_error("scores", self.scores, "one floating point number a candidate")
+            raise tensor_error("scores", self.scores, "one floating point number a candidate")
         if self.scores.isnan().any():
             raise AttackError("the attack claims scores that are NaN")
         super().__post_init__()
@@ -408,10 +410,10 @@ class LabelDistribution(Finding):
     shares: Tensor
 
     def __post_init__(self) -> None:
-        _check_tensor("shares", self.shares)
+        check_tensor("shares", self.shares)
         if self.shares.ndim != 2 or not self.shares.is_floating_point():
-            raise _tensor_error("shares", self.shares, "floating point numbers, round by class")
-        _check_integers("rounds", self.rounds, len(self.shares), 1 << 53)
+            raise tensor_error("shares", self.shares, "floating point numbers, round by class")
+        check_integers("rounds", self.rounds, len(self.shares), 1 << 53)
         sums_to_one = ((self.shares.sum(1) - 1).abs() < _SHARE_TOLERANCE).all()
         if not (self.shares >= 0).all() or not sums_to_one:
             raise AttackError("the attack claims shares of classes that are below 0, NaN, or do not sum to 1")
@@ -456,16 +458,16 @@ class PropertyPresence(Finding):
     def __post_init__(self) -> None:
         for name in ("scores", "shares"):
             values = getattr(self, name)
-            _check_tensor(name, values)
+            check_tensor(name, values)
             if values.ndim != 1 or not values.is_floating_point():
-                raise _tensor_error(name, values, "floating point numbers in one row")
+                raise tensor_error(name, values, "floating point numbers in one row")
             if not ((values >= 0) & (values <= 1)).all():
                 raise AttackError(f"the attack claims {name} outside [0, 1], or NaN")
         if len(self.shares) != 2 or not self.shares[0] < self.shares[1]:
             raise AttackError(
                 f"the attack tells shares {self.shares.tolist()} apart, expected a smaller and a larger one"
             )
-        _check_messages(self.clients, self.rounds, len(self.scores))
+        check_messages(self.clients, self.rounds, len(self.scores))
         super().__post_init__()
 
     @property
@@ -501,12 +503,12 @@ class Linkage(Finding):
     scores: Tensor
 
     def __post_init__(self) -> None:
-        _check_tensor("scores", self.scores)
+        check_tensor("scores", self.scores)
         if self.scores.ndim != 1 or not self.scores.is_floating_point():
-            raise _tensor_error("scores", self.scores, "floating point numbers in one row")
+            raise tensor_error("scores", self.scores, "floating point numbers in one row")
         if not self.scores.isfinite().all():
             raise AttackError("the attack claims scores that are NaN or infinite")
-        _check_messages(self.clients, self.rounds, len(self.scores))
+        check_messages(self.clients, self.rounds, len(self.scores))
         if int(self.rounds.min()) <= self.first_round:
             raise AttackError(
                 f"the attack scores a message of round {int(self.rounds.min())}, expected rounds after "
@@ -541,98 +543,6 @@ def client_ids(clients: Iterable[int]) -> Tensor:
     return torch.tensor(ids, dtype=torch.uint64 if max(ids, default=0) >= 1 << 63 else torch.int64)
 
 
-_INTEGER_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-_CLIENT_ID_DTYPES = (*_INTEGER_DTYPES, torch.uint64)
-
-
-def _check_dense(name: str, tensor: object) -> None:
-    """Raise AttackError unless `tensor` is a dense tensor of real numbers."""
-    if not isinstance(tensor, Tensor):
-        raise AttackError(f"the attack claims {name} of type {type(tensor).__name__}, expected a torch.Tensor")
-    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta or tensor.is_complex():
-        raise _tensor_error(name, tensor, "a dense tensor of real numbers")
-
-
-def _check_tensor(name: str, tensor: object) -> None:
-    """Raise AttackError unless `tensor` is a dense tensor of real numbers and not empty."""
-    _check_dense(name, tensor)
-    assert isinstance(tensor, Tensor)
-    if not tensor.numel():
-        raise _tensor_error(name, tensor, "at least one value")
-
-
-def _check_unit_range(name: str, tensor: Tensor) -> None:
-    _check_tensor(name, tensor)
-    if tensor.dtype != torch.float32:
-        raise _tensor_error(name, tensor, "torch.float32")
-    if not ((tensor >= 0) & (tensor <= 1)).all():
-        raise AttackError(f"the attack claims {name} outside [0, 1], or NaN")
-
-
-def _check_integers(
-    name: str,
-    tensor: Tensor,
-    count: int,
-    limit: int,
-    dtypes: Sequence[torch.dtype] = _INTEGER_DTYPES,
-) -> None:
-    """Raise AttackError unless `tensor` has `count` integers from 0 to below `limit`."""
-    _check_tensor(name, tensor)
-    if tensor.ndim != 1 or len(tensor) != count or tensor.dtype not in dtypes:
-        raise _tensor_error(name, tensor, f"integers of shape ({count},)")
-    numbers = tensor.tolist()  # torch has no minimum of uint64
-    if min(numbers) < 0 or max(numbers) >= limit:
-        raise AttackError(f"the attack claims {name} below 0 or from {limit} on")
-
-
-def _check_messages(clients: Tensor, rounds: Tensor, count: int) -> None:
-    """Raise AttackError unless `count` messages are named by client and round, each once."""
-    _check_integers("clients", clients, count, 1 << 64, _CLIENT_ID_DTYPES)
-    _check_integers("rounds", rounds, count, 1 << 63)
-    if len(set(zip(clients.tolist(), rounds.tolist(), strict=True))) < count:
-        raise AttackError("the attack scores a message twice, expected each once")
-
-
-def _check_labels(labels: Tensor, count: int, noun: str) -> None:
-    _check_tensor("labels", labels)
-    are_rows = labels.ndim == 2 and labels.is_floating_point()
-    are_masks = labels.ndim == 3 and not labels.is_floating_point()
-    if labels.ndim != 1 and not ((are_rows or are_masks) and labels.numel()):
-        raise _tensor_error(
-            "labels",
-            labels,
-            f"one for each of {count} {noun}, or floating point numbers in rows, or masks of integers",
-        )
-    if len(labels) != count:
-        raise AttackError(f"the attack claims {count} {noun} but {len(labels)} labels")
-    if not labels.is_floating_point():
-        if labels.dtype not in _INTEGER_DTYPES:
-            raise _tensor_error("labels", labels, "integers, or of a regression floating point numbers")
-        if int(labels.min()) < 0 or int(labels.max()) >= MAX_CLASSES:
-            raise AttackError("the attack claims labels that are no class indices")
-    elif not labels.isfinite().all():
-        raise AttackError("the attack claims targets that are NaN or infinite")
-
-
-def _check_trace(trace: Mapping[str, Tensor]) -> None:
-    if not isinstance(trace, Mapping):
-        raise AttackError(f"the attack returns a trace that is {type(trace).__name__}, expected names to curves")
-    for name, values in trace.items():
-        if not isinstance(name, str) or not _CURVE_NAME.fullmatch(name):
-            raise AttackError(
-                f"the attack calls a curve of its trace {name!r}, expected at most 40 letters, digits or any of ' .+-'"
-            )
-        _check_tensor(f"a curve '{name}'", values)
-        if values.ndim != 1 or not values.is_floating_point():
-            raise _tensor_error(f"a curve '{name}'", values, "one floating point number an iteration")
-
-
-def _tensor_error(name: str, tensor: Tensor, expected: str) -> AttackError:
-    """Return the error that says what `tensor` is, and what was `expected` instead."""
-    form = tensor.dtype if tensor.layout == torch.strided else f"{tensor.layout}, {tensor.dtype}"
-    return AttackError(f"the attack claims {name} of {form}, shape {tuple(tensor.shape)}, expected {expected}")
-
-
 def _check_claims(claims: ClaimScope) -> None:
     if claims not in get_args(ClaimScope):
         raise AttackError(
@@ -650,5 +560,5 @@ def _decode_claims(tensors: Mapping[str, Tensor]) -> ClaimScope:
     known: tuple[ClaimScope, ...] = get_args(ClaimScope)
     index = tensors.get("claims", torch.tensor(0))
     if index.ndim or index.dtype != torch.int64 or not 0 <= int(index) < len(known):
-        raise _tensor_error("claims", index, f"one integer from 0 to {len(known) - 1}")
+        raise tensor_error("claims", index, f"one integer from 0 to {len(known) - 1}")
     return known[int(index)]
