@@ -17,7 +17,7 @@ from fedsim.api import pipeline
 from fedsim.api.adversaries import Adversary, override_options
 from fedsim.api.logs import log_to_file
 from fedsim.api.runs import Run, check_changes, follow_with, raise_failures
-from fedsim.audit.audit import ReportJobProgress
+from fedsim.audit.plan import ReportJobProgress
 from fedsim.base.content_hashes import hash_json
 from fedsim.base.errors import AttackCrash, ConfigError, RunError
 from fedsim.base.files import write_text

@@ -16,10 +16,10 @@ from typing import Any
 
 from fedsim.api.adversaries import Adversary
 from fedsim.api.logs import log_to_file
-from fedsim.audit.audit import Audit, ReportJobProgress, make_audit
+from fedsim.audit.audit import Audit, make_audit
 from fedsim.audit.evaluation.empirical_epsilon import measure_epsilon
 from fedsim.audit.evaluation.proved_ceilings import ProvedCeiling
-from fedsim.audit.plan import AttackJob
+from fedsim.audit.plan import AttackJob, ReportJobProgress
 from fedsim.base.errors import ConfigError, FedsimError, TrustError
 from fedsim.exposure.of_clients import failure_sentences as unmeasured
 from fedsim.federation.build import resolve

@@ -10,9 +10,9 @@ from typing import Any
 from fedsim.api.adversaries import Adversary
 from fedsim.api.objects import as_plain_values, as_table
 from fedsim.api.pipeline import begin_audit
-from fedsim.audit.audit import Audit, ReportJobProgress, make_audit
+from fedsim.audit.audit import Audit, make_audit
 from fedsim.audit.finding_files import load_claim, read_facts
-from fedsim.audit.plan import ADAPTIVE
+from fedsim.audit.plan import ADAPTIVE, ReportJobProgress
 from fedsim.base.errors import AttackError, ConfigError, KnowledgeError, RunError, TranscriptError
 from fedsim.federation.build import build_attacks
 from fedsim.federation.config import AdversaryTable, AttackFile, AttackTable, validate_tables

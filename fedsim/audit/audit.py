@@ -1,4 +1,4 @@
-"""Run the attacks of one adversary on a recording, save their findings and score them.
+"""The attacks of one adversary on a recording: check them, run them and score their findings.
 
 The same code serves `fedsim run` after the last round, the process that attacks while the rounds go
 on, and `fedsim attack` on any recording. All of them read the same transcript, so their results are
@@ -9,30 +9,26 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from fedsim.audit import scores
+from fedsim.audit.attack_runner import run_stage
 from fedsim.audit.cache import FindingCache
 from fedsim.audit.evaluation.case import Case
-from fedsim.audit.evaluation.evaluator import EvaluationContext, FindingSpec, check_claim
+from fedsim.audit.evaluation.evaluator import EvaluationContext
 from fedsim.audit.evaluation.foreign_recording import ForeignRecording
-from fedsim.audit.evaluation.memberships import CANDIDATES_DIGEST
 from fedsim.audit.evaluation.own_run import OwnRun
 from fedsim.audit.evaluation.perceptual_distance import check_backbone
 from fedsim.audit.evaluation.truth import Truth
-from fedsim.audit.isolation import Isolation, attempt_all
-from fedsim.audit.job_log import JobClock, JobLog, describe_failure, report_job_counts
-from fedsim.audit.observers import check_observed_rounds, observe_run, read_who, shows_sums
+from fedsim.audit.observers import check_observed_rounds, observe_run, read_who
 from fedsim.audit.optima import OptimumStore
 from fedsim.audit.plan import (
     AttackJob,
+    ReportJobProgress,
     TitledAttacks,
     adaptive_attacks,
     check_victims,
@@ -41,61 +37,32 @@ from fedsim.audit.plan import (
     work_stages,
 )
 from fedsim.audit.plausibility import check_fit, check_truth, check_truths, count_examples, warn_of_cost
+from fedsim.audit.refusals import find_refusals, save_refusals
 from fedsim.audit.score_reuse import EarlierScores
-from fedsim.audit.targets import PendingJob, TargetMaker
+from fedsim.audit.targets import TargetMaker
 from fedsim.audit.threat_model import (
     check_hidden_state,
     check_model,
     check_private_facts,
-    facts_in_headers,
     full_knowledge,
     grant_knowledge,
-    private_facts,
 )
-from fedsim.audit.variants import changed_settings, settings_of
-from fedsim.audit.visibility import explain_group_refusal
-from fedsim.base.errors import (
-    AttackCrash,
-    AttackError,
-    ConfigError,
-    DataError,
-    FedsimError,
-    KnowledgeError,
-    TranscriptError,
-)
-from fedsim.base.files import temporary_folder
-from fedsim.base.progress import track
-from fedsim.base.workers import run_in_processes
-from fedsim.data.cache import cache_folder
+from fedsim.audit.variants import settings_of
+from fedsim.base.errors import ConfigError, KnowledgeError
 from fedsim.federation.app_file import read_app_defenses
-from fedsim.federation.build import Experiment, build_attacks, find_data_folder, find_weights_folder
+from fedsim.federation.build import Experiment, build_attacks, find_weights_folder
 from fedsim.federation.config import PUBLIC_KEY, AttackFile, Config
-from fedsim.federation.failed_attacks import FailedAttack, save_failed_attacks
+from fedsim.federation.failed_attacks import save_failed_attacks
 from fedsim.federation.open_run import OpenRun
-from fedsim.federation.run_folder import read_refusals
-from fedsim.interfaces.attack import (
-    FAILURES,
-    GROUP,
-    GROUPS,
-    OPTIMAL,
-    Attack,
-    Knowledge,
-    Outcome,
-    Progress,
-    VictimTask,
-)
+from fedsim.interfaces.attack import Knowledge
 from fedsim.plugins.code_hashes import hash_plugin_code
 from fedsim.plugins.inline import is_object
-from fedsim.recording.header import RECORDING_FOLDER, Header
+from fedsim.recording.header import RECORDING_FOLDER
 from fedsim.recording.transcript import Transcript
 from fedsim.recording.updates_in_messages import check_source, record_updates
-from fedsim.recording.wire_format import State
 
 log = logging.getLogger(__name__)
 _refusal_log = logging.getLogger("fedsim.audit.refused")
-
-ReportJobProgress = Callable[[AttackJob, int, int, Mapping[str, float]], None]
-"""Callback `progress(job, iteration, iterations, values)`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +89,13 @@ class Audit:
     def config(self) -> Config | None:
         """Return the settings of the federation; None where it was recorded elsewhere."""
         return self.experiment.config if self.experiment else None
+
+    @property
+    def opener(self) -> Callable[[], Audit]:
+        """Return the function with which another process opens the same audit."""
+        return partial(
+            open_audit, self.folder.path, self.spec, self.base_folder, trust=self.trust, command=self.command
+        )
 
     @cached_property
     def case(self) -> Case:
@@ -212,30 +186,8 @@ class Audit:
 
     @cached_property
     def refusal_reasons(self) -> dict[str, str]:
-        """Map the title of each attack that cannot be made to the sentence that says why.
-
-        Such an attack lacks knowledge that it needs, is for other data, cannot read sums over
-        groups, or builds on an attack that cannot be made.
-        """
-        granted_facts = [*private_facts(self.spec.adversary), *self._facts_in_headers()]
-        attacks = {table.title: attack for table, attack in self.attacks}
-        reasons = dict[str, str]()
-        for title in itertools.chain.from_iterable(self.stages):
-            attack = attacks[title]
-            try:
-                self.case.check_kind(title, attack)
-                attack.check_knowledge(self.granted_knowledge, granted_facts)
-                self._check_observations(attack)
-                self._check_message_facts(attack)
-            except KnowledgeError as error:
-                reasons[title] = str(error)
-            source = attack.builds_on
-            if source in reasons:
-                reasons.setdefault(
-                    title,
-                    f"{title} builds on '{source}', which is not made; name another source",
-                )
-        return reasons
+        """Map the title of each attack that cannot be made to the sentence that says why."""
+        return find_refusals(self)
 
     def check(self) -> None:
         """Check the whole file before any work, and that at least one of its attacks can be made.
@@ -285,58 +237,6 @@ class Audit:
                     type(attack).__name__,
                 )
 
-    def _save_refusals(self) -> None:
-        """Save why attacks are not made, and keep the reasons that other files wrote.
-
-        A later report shows both.
-        """
-        old_refusals = read_refusals(self.folder)
-        titles = {table.title for table, _ in self.attacks}
-        of_other_files = {title: reason for title, reason in old_refusals.items() if title not in titles}
-        new_refusals = of_other_files | self.refusal_reasons
-        if new_refusals != old_refusals:
-            rows = [{"attack": title, "why": reason} for title, reason in new_refusals.items()]
-            self.folder.write_table(self.folder.refusals, ("attack", "why"), rows)
-
-    def _check_observations(self, attack: Attack) -> None:
-        """Raise KnowledgeError where the adversary sees nothing that `attack` reads."""
-        who = self.spec.adversary.who
-        is_of_feature_party = attack.subject == "embedding gradients"
-        if is_of_feature_party and who != "feature-party":
-            raise KnowledgeError(
-                f"{attack.title} is an attack of a feature party, which sees gradients of its embeddings and no "
-                "labels; set who = 'feature-party' in [adversary]"
-            )
-        if who == "feature-party" and not is_of_feature_party:
-            raise KnowledgeError(
-                f"{attack.title} does not apply: a feature party sees its own messages alone, and this attack is on "
-                "what others hold or sent; leave out who"
-            )
-        role = self.spec.adversary.role
-        shows_sums_alone = role.reads_messages and not role.colluders and self.case.shows_sums_alone
-        # How many others take part is known as soon as a round is recorded.
-        if who not in ("server", "feature-party") and self.folder.transcript.is_dir():
-            shows_sums_alone = shows_sums(self.transcript)
-        if shows_sums_alone and not attack.accepted_observations & {GROUP, GROUPS}:
-            raise KnowledgeError(f"{attack.title} does not apply: {explain_group_refusal(attack, who)}")
-
-    def _check_message_facts(self, attack: Attack) -> None:
-        """Raise KnowledgeError where `attack` reads what messages show and the threat model withholds."""
-        adversary = self.spec.adversary
-        if not adversary.knowledge.num_examples and attack.needs_num_examples:
-            raise KnowledgeError(
-                f"{attack.title} reads N, the number of examples of a client, which the threat model withholds; grant "
-                "it (adversary.knowledge.num_examples), or choose an attack that works without it, as membership-cosine"
-            )
-        several = adversary.rounds == "all" or len(adversary.rounds or ()) > 1
-        joins_rounds = several and not attack.reads_one_round() and attack.needs_client_ids
-        if not adversary.knowledge.client_ids and joins_rounds:
-            raise KnowledgeError(
-                f"{attack.title} joins what a client sent in several rounds, and the threat model withholds which "
-                "messages are of the same client; grant it (adversary.knowledge.client_ids), attack one round "
-                "(adversary.rounds), or choose linkability, which finds the messages of a client"
-            )
-
     def run(
         self,
         progress: ReportJobProgress | None = None,
@@ -370,14 +270,14 @@ class Audit:
         failures = list(self.refusal_reasons.values())
         if rounds is None:
             self.log_refusals()
-            self._save_refusals()
+            save_refusals(self)
             self._warn_of_unisolated_attacks()
         plan = list(plan_jobs(transcript, adversary, self._possible_attacks, rounds, failures))
         if planned_jobs is not None:
             planned_jobs += plan
         for stage in self.stages:
             stage_jobs = [job for job in plan if job.title in stage]
-            failed = self._run_stage(stage_jobs, progress or _ignore_progress)
+            failed = run_stage(self, stage_jobs, progress)
             failures += [attempt.sentence for attempt in failed]
             # What fails while the rounds go on is attempted again after the last one.
             if rounds is None:
@@ -385,21 +285,6 @@ class Audit:
                 succeeded = [job.key for job in stage_jobs if job.key not in failed_jobs]
                 save_failed_attacks(self.folder, failed, succeeded)
         return failures
-
-    def _run_stage(self, stage_jobs: Sequence[AttackJob], progress: ReportJobProgress) -> list[FailedAttack]:
-        """Run jobs of attacks that do not build on one another; return those that failed."""
-        failed = list[FailedAttack]()
-        with (
-            temporary_folder() as folder,
-            closing(self._run_jobs(stage_jobs, progress, folder)) as results,
-        ):
-            for job, error in report_job_counts(results, stage_jobs):
-                if error is not None:
-                    failed.append(describe_failure(job, error))
-                    # A FedsimError needs no traceback: its sentence says it all.
-                    says_all = isinstance(error, FedsimError) and not isinstance(error, AttackCrash)
-                    log.error("%s", failed[-1].sentence, exc_info=None if says_all else error)
-        return failed
 
     def score(self, failures: list[str] | None = None) -> list[dict[str, Any]]:
         """Score all findings in the folder, see `fedsim.audit.scores.score_findings`."""
@@ -435,153 +320,6 @@ class Audit:
         """Evaluation contexts by [app] and [adversary], as JSON."""
         return {}
 
-    def attack(self, job: AttackJob, progress: Progress, isolation: Isolation) -> None:
-        """Run one job and save its finding.
-
-        Raises:
-            FedsimError: the attack cannot be done, or failed.
-        """
-
-        def job_progress(job: AttackJob, iteration: int, iterations: int, values: Mapping[str, float]) -> None:
-            progress(iteration, iterations, values)
-
-        for _, error in self._attack_jobs([job], job_progress, isolation):
-            if error is not None:
-                raise error
-
-    def _attack_jobs(
-        self, jobs: Sequence[AttackJob], progress: ReportJobProgress, isolation: Isolation
-    ) -> Iterator[tuple[AttackJob, BaseException | None]]:
-        """Run the jobs of one attack, at once where it can, and save each finding when it is there.
-
-        Yields:
-            Each job with what it raised, or None.
-        """
-        attack, plugin = jobs[0].attack, jobs[0].plugin
-        # An object of the user's own program has no file that another process could import.
-        in_this_process = is_object(plugin) or hash_plugin_code(type(attack)) is None
-        remaining = deque(jobs)
-        running = dict[VictimTask, tuple[PendingJob, JobLog]]()
-        ready = deque[tuple[AttackJob, BaseException | None]]()
-        clock = JobClock()
-
-        def orders() -> Iterator[VictimTask]:
-            """Prepare a job each time the attack asks for one; skip those that are done."""
-            while remaining:
-                job = remaining.popleft()
-                try:
-                    pending = self.targets.prepare(job)
-                except FAILURES as error:
-                    ready.append((job, error))
-                    continue
-                if pending is None:
-                    ready.append((job, None))
-                    continue
-                job_log = JobLog(clock)
-                order = VictimTask(
-                    target=pending.target,
-                    progress=partial(progress, job),
-                    log_context=job_log.record,
-                )
-                running[order] = pending, job_log
-                yield order
-
-        run_orders = attempt_all if in_this_process else isolation.attempt_all
-        while remaining:
-            count = len(remaining)
-            error: BaseException = AttackError(f"{attack.title} gave neither a finding nor a reason")
-            try:
-                for order, outcome in run_orders(attack, orders()):
-                    pending, job_log = running.pop(order)
-                    job_log.end()
-                    yield pending.job, self._save_outcome(pending, outcome, job_log)
-                    while ready:
-                        yield ready.popleft()
-            except FAILURES as raised:
-                error = raised
-            # Jobs under way fail with this error; those that were not begun are tried again.
-            for pending, job_log in running.values():
-                job_log.end()
-                ready.append((pending.job, error))
-            running.clear()
-            # An attack that asks for no job at all fails on all of them.
-            if len(remaining) == count:
-                ready += [(job, error) for job in remaining]
-                remaining.clear()
-            yield from ready
-            ready.clear()
-
-    def _save_outcome(self, pending: PendingJob, outcome: Outcome, job_log: JobLog) -> BaseException | None:
-        """Save a finding; return what was raised instead of it, or what is wrong with it."""
-        if isinstance(outcome, BaseException):
-            return outcome
-        try:
-            check_claim(outcome, self._finding_spec(pending))
-            path = self.cache.finding_path(pending.job)
-            self.cache.save(outcome, path, self._finding_metadata(pending, job_log))
-        except FAILURES as error:
-            return error
-        return None
-
-    def _finding_metadata(self, pending: PendingJob, job_log: JobLog) -> dict[str, object]:
-        """Return what is saved with a finding."""
-        job, target = pending.job, pending.target
-        granted = self.spec.adversary.knowledge.model_dump(mode="json")
-        partial_records = target.knowledge.partial_records
-        return {
-            "attack": job.title,
-            "plugin": job.plugin,
-            "round": job.round,
-            "rounds": list(job.rounds),
-            "first_round": pending.first,
-            "victim": job.victim,
-            "members": list(target.members),
-            "repeat": job.repeat,
-            "settings": settings_of(job.attack),
-            "changed": changed_settings(job.attack),
-            "variant": self.cache.variants[job.title],
-            "command": self.command,
-            "code": hash_plugin_code(type(job.attack)),
-            "model_code": self.cache.model_code,
-            "granted": target.knowledge.granted_facts(),
-            "knowledge": {name: granted[name] for name in sorted(job.attack.facts_to_grant())}
-            | self.cache.withheld_messages,
-            "app": self.spec.app.model_dump(mode="json", exclude_defaults=True),
-            "partial_records": partial_records.column if partial_records else "",
-            "fingerprint": pending.fingerprint,
-            "warnings": job_log.warnings,
-            "seconds": round(job_log.seconds, 2),
-            **self._tuning_note(job.title),
-            **self._candidates_note(pending),
-            **({} if self.spec.adversary.who == "server" else {"attacker": self.spec.adversary.who}),
-        }
-
-    def _tuning_note(self, title: str) -> dict[str, str]:
-        """Return how the settings of an attack were chosen, where its table says so."""
-        notes = [table.tuned for table, _ in self.attacks if table.title == title and table.tuned]
-        return {"tuned": notes[0]} if notes else {}
-
-    def _candidates_note(self, pending: PendingJob) -> dict[str, str]:
-        """Return the hash of the candidates where truth files hold them, since these files may change."""
-        adversary, target = self.spec.adversary, pending.target
-        if target.knowledge.candidates is None or not self.case.is_described_by_file:
-            return {}
-        clients = target.members or (pending.job.victim,)
-        drawn = self.case.draw_candidates(clients, str(adversary.knowledge.candidates), adversary.candidates)
-        return {CANDIDATES_DIGEST: drawn.digest}
-
-    def isolation(self, room: Path) -> Isolation:
-        """Return the processes of attacks of other packages, which learn no path to run or truth.
-
-        Args:
-            room: folder in which each process gets a folder of its own.
-        """
-        hidden = [self.folder.path, *(self.base_folder / file for file in self.spec.truth.values())]
-        hidden += filter(None, [find_data_folder()])
-        with suppress(DataError):  # there is no cache folder
-            hidden.append(cache_folder())
-        return Isolation(room, hidden)
-
     def _client_of_key(self, key: str) -> str:
         """Return the client that a key of [truth] names: itself, or of `#3` the third recorded."""
         if not key.startswith("#"):  # a client, or the public examples
@@ -604,68 +342,6 @@ class Audit:
         check_truths(self.case.files, self.example_counts, self.granted_knowledge)
         titled_attacks = [(table.title, attack) for table, attack in self._possible_attacks]
         warn_of_cost(titled_attacks, self.transcript, self.granted_knowledge)
-
-    def _facts_in_headers(self) -> list[str]:
-        """Name the facts that headers of a foreign recording state, except those withheld."""
-        if not self.case.is_described_by_file or not self.folder.path.is_dir():
-            return []
-        transcript, headers = self.transcript, list[Header]()
-        for number in transcript.rounds:
-            with suppress(TranscriptError):  # a damaged round is reported when it is attacked
-                headers = [transcript.header(number)]
-                break
-        knowledge = self.spec.adversary.knowledge
-        return [name for name in facts_in_headers(headers) if getattr(knowledge, name) is not False]
-
-    def _run_jobs(
-        self, jobs: Sequence[AttackJob], progress: ReportJobProgress, folder: Path
-    ) -> Generator[tuple[AttackJob, BaseException | None]]:
-        """Run `jobs`, several at once on a CPU.
-
-        Args:
-            folder: for the processes of attacks of other packages.
-
-        Yields:
-            Each job with what it raised, or None.
-        """
-        self._find_optima(sorted({job.victim for job in jobs if job.attack.builds_on == OPTIMAL}))
-        workers = self.spec.adversary.workers or min(os.cpu_count() or 1, (len(jobs) + 1) // 2)
-        if workers > 1 and self.granted_knowledge.device.type == "cpu":
-            arguments = (self.folder.path, self.spec, self.base_folder, self.trust, self.command, folder)
-            yield from run_in_processes(jobs, workers, _attack_worker, arguments, progress)
-            return
-        with self.isolation(folder) as isolation:
-            for title in dict.fromkeys(job.title for job in jobs):
-                jobs_of_attack = [job for job in jobs if job.title == title]
-                yield from self._attack_jobs(jobs_of_attack, progress, isolation)
-
-    def _finding_spec(self, pending: PendingJob) -> FindingSpec:
-        """Return the form that a finding of this job must have."""
-
-        def broadcast() -> State:
-            transcript = self.transcript
-            reply = transcript.header(pending.first).find_reply(pending.job.victim)
-            assert reply is not None
-            return transcript.update(pending.first, reply.client).before
-
-        return FindingSpec(
-            where=f"round {pending.job.round}, client {pending.job.victim}",
-            knowledge=pending.target.knowledge,
-            before=broadcast,
-            task=self.case.task,
-            clients=self.case.clients,
-        )
-
-    def _find_optima(self, clients: Sequence[int]) -> None:
-        """Compute the optimal local models of `clients` that are missing, several at once."""
-        missing = [client for client in clients if not self.optimum.is_saved(client)]
-        workers = min(self.spec.adversary.workers or os.cpu_count() or 1, len(missing))
-        if workers > 1:
-            arguments = (self.folder.path, self.spec, self.base_folder, self.trust)
-            results = run_in_processes(missing, workers, _optimum_worker, arguments, _ignore_progress)
-            for client, error in track(results, "optimal local models", len(missing)):
-                if error is not None:  # the attack that needs it will fail and be reported
-                    log.warning("client %d: no optimal local model: %s", client, error)
 
 
 def open_audit(path: Path, spec: AttackFile | None, base_folder: Path | None = None, **options: Any) -> Audit:
@@ -719,30 +395,3 @@ def make_audit(
         trust=trust,
         command=command,
     )
-
-
-@contextmanager
-def _attack_worker(
-    path: Path, spec: AttackFile, base_folder: Path, trust: bool, command: str, folder: Path
-) -> Iterator[Callable[[AttackJob, Progress], None]]:
-    """Give the function with which a worker process attacks."""
-    audit = open_audit(path, spec, base_folder, trust=trust, command=command)
-    with audit.isolation(folder) as isolation:
-        yield lambda job, progress: audit.attack(job, progress, isolation)
-
-
-@contextmanager
-def _optimum_worker(
-    path: Path, spec: AttackFile, base_folder: Path, trust: bool
-) -> Iterator[Callable[[int, Progress], None]]:
-    """Give the function with which a worker process computes optimal local models."""
-    audit = open_audit(path, spec, base_folder, trust=trust)
-
-    def compute_optimum(client: int, progress: Progress) -> None:
-        audit.optimum(client)
-
-    yield compute_optimum
-
-
-def _ignore_progress(job: Any, iteration: int, iterations: int, values: Mapping[str, float]) -> None:
-    pass

@@ -64,6 +64,7 @@ _SECONDS_TO_END = 10.0
 """Seconds to wait for a process that was killed."""
 _MODULES_WITH_TRUTH = (
     "fedsim.audit.audit",
+    "fedsim.audit.attack_runner",
     "fedsim.federation.build",
     "fedsim.federation.federated_data",
     "fedsim.federation.open_run",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 
@@ -17,6 +17,8 @@ from fedsim.recording.transcript import Transcript
 
 log = logging.getLogger(__name__)
 
+ReportJobProgress = Callable[["AttackJob", int, int, Mapping[str, float]], None]
+"""Callback `progress(job, iteration, iterations, values)`."""
 TitledAttacks = Sequence[tuple[AttackTable, Attack]]
 """The attacks of a file, each with its table."""
 ADAPTIVE = "adaptive"

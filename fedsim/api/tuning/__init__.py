@@ -12,7 +12,7 @@ from fedsim.api.runs import copy_tables, follow_with
 from fedsim.api.tuning.simulated_clients import simulated_experiment
 from fedsim.api.tuning.trials import SimulatedTrials, TunedAttack, explain_refusal
 from fedsim.api.tuning.tuned_file import write_tuned_file
-from fedsim.audit.audit import ReportJobProgress
+from fedsim.audit.plan import ReportJobProgress
 from fedsim.base.errors import ConfigError, RunError
 from fedsim.base.progress import ProgressListener, listen_to_progress
 from fedsim.base.randomness import serialize_calls

@@ -12,12 +12,12 @@ from typing import Any
 
 from fedsim.api import pipeline
 from fedsim.api.adversaries import Adversary
-from fedsim.audit.audit import Audit, ReportJobProgress
+from fedsim.audit.audit import Audit
 from fedsim.audit.evaluation.evaluator import evaluator_of
 from fedsim.audit.evaluation.score import Score
 from fedsim.audit.evaluation.scoring import score_examples
 from fedsim.audit.finding_files import load_claim
-from fedsim.audit.plan import AttackJob
+from fedsim.audit.plan import AttackJob, ReportJobProgress
 from fedsim.base.errors import AttackError, ConfigError
 from fedsim.base.randomness import generator
 from fedsim.federation.config import AttackFile, AttackTable, Config, validate_tables

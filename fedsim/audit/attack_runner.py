@@ -1,0 +1,210 @@
+"""Run the planned jobs of an audit, in this process or in several, and save their findings."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedsim.audit.evaluation.evaluator import check_claim
+from fedsim.audit.finding_metadata import make_finding_metadata, make_finding_spec
+from fedsim.audit.isolation import Isolation, attempt_all
+from fedsim.audit.job_log import JobClock, JobLog, describe_failure, report_job_counts
+from fedsim.audit.plan import AttackJob, ReportJobProgress
+from fedsim.audit.targets import PendingJob
+from fedsim.base.errors import AttackCrash, AttackError, DataError, FedsimError
+from fedsim.base.files import temporary_folder
+from fedsim.base.progress import track
+from fedsim.base.workers import run_in_processes
+from fedsim.data.cache import cache_folder
+from fedsim.federation.build import find_data_folder
+from fedsim.federation.failed_attacks import FailedAttack
+from fedsim.interfaces.attack import FAILURES, OPTIMAL, Outcome, Progress, VictimTask
+from fedsim.plugins.code_hashes import hash_plugin_code
+from fedsim.plugins.inline import is_object
+
+if TYPE_CHECKING:
+    from fedsim.audit.audit import Audit
+
+log = logging.getLogger(__name__)
+
+
+def run_stage(audit: Audit, jobs: Sequence[AttackJob], progress: ReportJobProgress | None) -> list[FailedAttack]:
+    """Run jobs of attacks that do not build on one another; return those that failed."""
+    failed: list[FailedAttack] = []
+    with (
+        temporary_folder() as folder,
+        closing(_run_jobs(audit, jobs, progress or _ignore_progress, folder)) as results,
+    ):
+        for job, error in report_job_counts(results, jobs):
+            if error is not None:
+                failed.append(describe_failure(job, error))
+                # A FedsimError needs no traceback: its sentence says it all.
+                says_all = isinstance(error, FedsimError) and not isinstance(error, AttackCrash)
+                log.error("%s", failed[-1].sentence, exc_info=None if says_all else error)
+    return failed
+
+
+def _run_jobs(
+    audit: Audit, jobs: Sequence[AttackJob], progress: ReportJobProgress, folder: Path
+) -> Generator[tuple[AttackJob, BaseException | None]]:
+    """Run `jobs`, several at once on a CPU.
+
+    Args:
+        folder: for the processes of attacks of other packages.
+
+    Yields:
+        Each job with what it raised, or None.
+    """
+    _find_optima(audit, sorted({job.victim for job in jobs if job.attack.builds_on == OPTIMAL}))
+    workers = audit.spec.adversary.workers or min(os.cpu_count() or 1, (len(jobs) + 1) // 2)
+    if workers > 1 and audit.granted_knowledge.device.type == "cpu":
+        yield from run_in_processes(jobs, workers, _attack_worker, (audit.opener, folder), progress)
+        return
+    with _isolate(audit, folder) as isolation:
+        for title in dict.fromkeys(job.title for job in jobs):
+            jobs_of_attack = [job for job in jobs if job.title == title]
+            yield from _AttackQueue(audit, jobs_of_attack, progress).run(isolation)
+
+
+def _find_optima(audit: Audit, clients: Sequence[int]) -> None:
+    """Compute the optimal local models of `clients` that are missing, several at once."""
+    missing = [client for client in clients if not audit.optimum.is_saved(client)]
+    workers = min(audit.spec.adversary.workers or os.cpu_count() or 1, len(missing))
+    if workers > 1:
+        results = run_in_processes(missing, workers, _optimum_worker, (audit.opener,), _ignore_progress)
+        for client, error in track(results, "optimal local models", len(missing)):
+            if error is not None:  # the attack that needs it will fail and be reported
+                log.warning("client %d: no optimal local model: %s", client, error)
+
+
+def _isolate(audit: Audit, room: Path) -> Isolation:
+    """Return the processes of attacks of other packages, which learn no path to run or truth.
+
+    Args:
+        room: folder in which each process gets a folder of its own.
+    """
+    hidden = [audit.folder.path, *(audit.base_folder / file for file in audit.spec.truth.values())]
+    hidden += filter(None, [find_data_folder()])
+    with suppress(DataError):  # there is no cache folder
+        hidden.append(cache_folder())
+    return Isolation(room, hidden)
+
+
+@contextmanager
+def _attack_worker(open_audit: Callable[[], Audit], folder: Path) -> Iterator[Callable[[AttackJob, Progress], None]]:
+    """Give the function with which a worker process attacks."""
+    audit = open_audit()
+    with _isolate(audit, folder) as isolation:
+
+        def attack(job: AttackJob, progress: Progress) -> None:
+            def report(_job: AttackJob, iteration: int, iterations: int, values: Mapping[str, float]) -> None:
+                progress(iteration, iterations, values)
+
+            for _, error in _AttackQueue(audit, [job], report).run(isolation):
+                if error is not None:
+                    raise error
+
+        yield attack
+
+
+@contextmanager
+def _optimum_worker(open_audit: Callable[[], Audit]) -> Iterator[Callable[[int, Progress], None]]:
+    """Give the function with which a worker process computes optimal local models."""
+    audit = open_audit()
+
+    def compute_optimum(client: int, progress: Progress) -> None:
+        audit.optimum(client)
+
+    yield compute_optimum
+
+
+class _AttackQueue:
+    """Jobs of one attack, which asks for them one by one and may work on several at once."""
+
+    def __init__(self, audit: Audit, jobs: Sequence[AttackJob], progress: ReportJobProgress) -> None:
+        self._audit = audit
+        self._attack = jobs[0].attack
+        # An object of the user's own program has no file that another process could import.
+        self._in_this_process = is_object(jobs[0].plugin) or hash_plugin_code(type(self._attack)) is None
+        self._progress = progress
+        self._clock = JobClock()
+        self._remaining = deque(jobs)
+        self._running: dict[VictimTask, tuple[PendingJob, JobLog]] = {}
+        self._ready: deque[tuple[AttackJob, BaseException | None]] = deque()
+
+    def run(self, isolation: Isolation) -> Iterator[tuple[AttackJob, BaseException | None]]:
+        """Run the jobs, at once where the attack can, and save each finding when it is there.
+
+        Yields:
+            Each job with what it raised, or None.
+        """
+        attempt = attempt_all if self._in_this_process else isolation.attempt_all
+        while self._remaining:
+            count = len(self._remaining)
+            error: BaseException = AttackError(f"{self._attack.title} gave neither a finding nor a reason")
+            try:
+                for task, outcome in attempt(self._attack, self._start_jobs()):
+                    pending, job_log = self._running.pop(task)
+                    job_log.end()
+                    yield pending.job, self._save_outcome(pending, outcome, job_log)
+                    yield from self._take_ready()
+            except FAILURES as raised:
+                error = raised
+            # Jobs under way fail with this error; those that were not begun are tried again.
+            for pending, job_log in self._running.values():
+                job_log.end()
+                self._ready.append((pending.job, error))
+            self._running.clear()
+            # An attack that asks for no job at all fails on all of them.
+            if len(self._remaining) == count:
+                self._ready += [(job, error) for job in self._remaining]
+                self._remaining.clear()
+            yield from self._take_ready()
+
+    def _start_jobs(self) -> Iterator[VictimTask]:
+        """Prepare a job each time the attack asks for one; skip those that are done."""
+        while self._remaining:
+            job = self._remaining.popleft()
+            try:
+                pending = self._audit.targets.prepare(job)
+            except FAILURES as error:
+                self._ready.append((job, error))
+                continue
+            if pending is None:
+                self._ready.append((job, None))
+                continue
+            job_log = JobLog(self._clock)
+            task = VictimTask(
+                target=pending.target,
+                progress=partial(self._progress, job),
+                log_context=job_log.record,
+            )
+            self._running[task] = pending, job_log
+            yield task
+
+    def _take_ready(self) -> Iterator[tuple[AttackJob, BaseException | None]]:
+        while self._ready:
+            yield self._ready.popleft()
+
+    def _save_outcome(self, pending: PendingJob, outcome: Outcome, job_log: JobLog) -> BaseException | None:
+        """Save a finding; return what was raised instead of it, or what is wrong with it."""
+        if isinstance(outcome, BaseException):
+            return outcome
+        audit = self._audit
+        try:
+            check_claim(outcome, make_finding_spec(audit, pending))
+            path = audit.cache.finding_path(pending.job)
+            audit.cache.save(outcome, path, make_finding_metadata(audit, pending, job_log))
+        except FAILURES as error:
+            return error
+        return None
+
+
+def _ignore_progress(job: Any, iteration: int, iterations: int, values: Mapping[str, float]) -> None:
+    pass

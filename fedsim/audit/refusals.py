@@ -1,0 +1,108 @@
+"""Say which attacks of an audit cannot be made, and why."""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from fedsim.audit.observers import shows_sums
+from fedsim.audit.threat_model import facts_in_headers, private_facts
+from fedsim.audit.visibility import explain_group_refusal
+from fedsim.base.errors import KnowledgeError, TranscriptError
+from fedsim.federation.config import AdversaryTable
+from fedsim.federation.run_folder import read_refusals
+from fedsim.interfaces.attack import GROUP, GROUPS, Attack
+from fedsim.recording.header import Header
+
+if TYPE_CHECKING:
+    from fedsim.audit.audit import Audit
+
+
+def find_refusals(audit: Audit) -> dict[str, str]:
+    """Map the title of each attack that cannot be made to the sentence that says why.
+
+    Such an attack lacks knowledge that it needs, is for other data, cannot read sums over groups, or
+    builds on an attack that cannot be made.
+    """
+    granted_facts = [*private_facts(audit.spec.adversary), *_facts_in_headers(audit)]
+    attacks = {table.title: attack for table, attack in audit.attacks}
+    reasons: dict[str, str] = {}
+    for title in itertools.chain.from_iterable(audit.stages):
+        attack = attacks[title]
+        try:
+            audit.case.check_kind(title, attack)
+            attack.check_knowledge(audit.granted_knowledge, granted_facts)
+            _check_observations(audit, attack)
+            _check_message_facts(audit.spec.adversary, attack)
+        except KnowledgeError as error:
+            reasons[title] = str(error)
+        source = attack.builds_on
+        if source in reasons:
+            reasons.setdefault(title, f"{title} builds on '{source}', which is not made; name another source")
+    return reasons
+
+
+def save_refusals(audit: Audit) -> None:
+    """Save why attacks are not made for the report, and keep the reasons that other files wrote."""
+    folder = audit.folder
+    old_refusals = read_refusals(folder)
+    titles = {table.title for table, _ in audit.attacks}
+    of_other_files = {title: reason for title, reason in old_refusals.items() if title not in titles}
+    new_refusals = of_other_files | audit.refusal_reasons
+    if new_refusals != old_refusals:
+        rows = [{"attack": title, "why": reason} for title, reason in new_refusals.items()]
+        folder.write_table(folder.refusals, ("attack", "why"), rows)
+
+
+def _check_observations(audit: Audit, attack: Attack) -> None:
+    """Raise KnowledgeError where the adversary sees nothing that `attack` reads."""
+    who = audit.spec.adversary.who
+    is_of_feature_party = attack.subject == "embedding gradients"
+    if is_of_feature_party and who != "feature-party":
+        raise KnowledgeError(
+            f"{attack.title} is an attack of a feature party, which sees gradients of its embeddings and no "
+            "labels; set who = 'feature-party' in [adversary]"
+        )
+    if who == "feature-party" and not is_of_feature_party:
+        raise KnowledgeError(
+            f"{attack.title} does not apply: a feature party sees its own messages alone, and this attack is on "
+            "what others hold or sent; leave out who"
+        )
+    role = audit.spec.adversary.role
+    shows_sums_alone = role.reads_messages and not role.colluders and audit.case.shows_sums_alone
+    # How many others take part is known as soon as a round is recorded.
+    if who not in ("server", "feature-party") and audit.folder.transcript.is_dir():
+        shows_sums_alone = shows_sums(audit.transcript)
+    if shows_sums_alone and not attack.accepted_observations & {GROUP, GROUPS}:
+        raise KnowledgeError(f"{attack.title} does not apply: {explain_group_refusal(attack, who)}")
+
+
+def _check_message_facts(adversary: AdversaryTable, attack: Attack) -> None:
+    """Raise KnowledgeError where `attack` reads what messages show and the threat model withholds."""
+    if not adversary.knowledge.num_examples and attack.needs_num_examples:
+        raise KnowledgeError(
+            f"{attack.title} reads N, the number of examples of a client, which the threat model withholds; grant "
+            "it (adversary.knowledge.num_examples), or choose an attack that works without it, as membership-cosine"
+        )
+    several = adversary.rounds == "all" or len(adversary.rounds or ()) > 1
+    joins_rounds = several and not attack.reads_one_round() and attack.needs_client_ids
+    if not adversary.knowledge.client_ids and joins_rounds:
+        raise KnowledgeError(
+            f"{attack.title} joins what a client sent in several rounds, and the threat model withholds which "
+            "messages are of the same client; grant it (adversary.knowledge.client_ids), attack one round "
+            "(adversary.rounds), or choose linkability, which finds the messages of a client"
+        )
+
+
+def _facts_in_headers(audit: Audit) -> list[str]:
+    """Name the facts that headers of a foreign recording state, except those withheld."""
+    if not audit.case.is_described_by_file or not audit.folder.path.is_dir():
+        return []
+    transcript, headers = audit.transcript, list[Header]()
+    for number in transcript.rounds:
+        with suppress(TranscriptError):  # a damaged round is reported when it is attacked
+            headers = [transcript.header(number)]
+            break
+    knowledge = audit.spec.adversary.knowledge
+    return [name for name in facts_in_headers(headers) if getattr(knowledge, name) is not False]
