@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.audit import scores
+from fedsim.audit.attack_cost import warn_of_cost
 from fedsim.audit.attack_runner import run_stage
 from fedsim.audit.cache import FindingCache
 from fedsim.audit.evaluation.case import Case
@@ -36,7 +37,7 @@ from fedsim.audit.plan import (
     rounds_to_attack,
     work_stages,
 )
-from fedsim.audit.plausibility import check_fit, check_truth, check_truths, count_examples, warn_of_cost
+from fedsim.audit.plausibility import check_fit
 from fedsim.audit.refusals import find_refusals, save_refusals
 from fedsim.audit.score_reuse import EarlierScores
 from fedsim.audit.targets import TargetMaker
@@ -47,6 +48,7 @@ from fedsim.audit.threat_model import (
     full_knowledge,
     grant_knowledge,
 )
+from fedsim.audit.truth_files import check_truth, check_truths, count_examples
 from fedsim.audit.variants import settings_of
 from fedsim.base.errors import ConfigError, KnowledgeError
 from fedsim.federation.app_file import read_app_defenses

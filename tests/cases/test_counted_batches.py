@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedsim.audit.plausibility import warn_of_update_ranks
+from fedsim.audit.reply_warnings import warn_of_update_ranks
 from fedsim.interfaces.knowledge import Knowledge
 from fedsim.recording.payloads import Payload
 from fedsim.recording.wire_format import Update

@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, 
 from torch import Tensor, nn
 
 import fedsim
-from fedsim.audit.plausibility import warn_of_replies
+from fedsim.audit.reply_warnings import warn_of_replies
 from fedsim.base.errors import AttackError, ConfigError, TranscriptError
 from fedsim.recording.message_format import MessageFormat
 from fedsim.recording.recorder import Recorder

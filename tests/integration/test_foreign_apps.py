@@ -18,11 +18,11 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 import fedsim
 from adversaries.inversion.surrogate_model import SurrogateModelExtension
 from fedsim import CuriousGrid, Transcript
+from fedsim.audit.attack_cost import warn_of_cost
 from fedsim.audit.audit import open_audit
 from fedsim.audit.evaluation.foreign_recording import ForeignRecording
 from fedsim.audit.evaluation.truth import write_truth
 from fedsim.audit.finding_files import load_claim
-from fedsim.audit.plausibility import warn_of_cost
 from fedsim.audit.threat_model import grant_knowledge
 from fedsim.base.errors import ConfigError, DataError, FedsimError, TranscriptError
 from fedsim.federation.config import AttackFile, validate_tables
@@ -408,7 +408,7 @@ def test_a_long_attack_is_told_of_with_the_setting_that_shortens_it(
     )
     warn_of_cost([("sme", SurrogateModelExtension(iterations=10))], Transcript(tmp_path / "run"), known)
     assert caplog.text == ""
-    monkeypatch.setattr("fedsim.audit.plausibility._measure_pass", lambda *_: (1 << 40, 1.0))
+    monkeypatch.setattr("fedsim.audit.attack_cost._measure_pass", lambda *_: (1 << 40, 1.0))
     warn_of_cost([("sme", SurrogateModelExtension(iterations=1000))], Transcript(tmp_path / "run"), known)
     assert "an attack on 6 examples takes about 6597.1 GB" in caplog.text
     assert (

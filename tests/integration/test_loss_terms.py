@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 import fedsim
 from fedsim.audit.architecture import ReferencedLoss, ReferencedModel
 from fedsim.audit.audit import make_audit
-from fedsim.audit.plausibility import check_outputs
+from fedsim.audit.stated_model import check_outputs
 from fedsim.audit.threat_model import apply_headers
 from fedsim.base.errors import ConfigError, FedsimError, KnowledgeError, RunError
 from fedsim.base.loss_term import LossWithTerm, add_model_term

@@ -14,7 +14,7 @@ import fedsim
 from fedsim.audit.audit import make_audit
 from fedsim.audit.evaluation.mask_scores import PaintedMasks, mask_iou, score_masks
 from fedsim.audit.evaluation.truth import Truth, write_truth
-from fedsim.audit.plausibility import check_outputs
+from fedsim.audit.stated_model import check_outputs
 from fedsim.base.errors import ConfigError, DataError, FedsimError
 from fedsim.base.task import Task, goal_of, mask_loss
 from fedsim.data.arrays import ArrayFile

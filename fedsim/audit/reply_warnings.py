@@ -1,0 +1,141 @@
+"""Warn of recorded replies that do not look like what they are read as."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+
+import torch
+from torch import nn
+
+from fedsim.audit.stated_model import MAX_NAMES, grey_inputs
+from fedsim.audit.stated_records import shared_shapes
+from fedsim.base.errors import TranscriptError, join_first
+from fedsim.base.randomness import generator
+from fedsim.interfaces.knowledge import Knowledge
+from fedsim.recording.wire_format import State, Update, match_any_names
+from fedsim.training.first_layer import find_first_layer, measure_rank
+from fedsim.training.model_state import sendable_shapes
+
+log = logging.getLogger(__name__)
+
+MAX_CLIENTS = 16
+"""Most clients whose first updates are compared with the model and with each other."""
+_MAX_RANKS = 4
+"""Most updates whose rank is computed."""
+
+
+def warn_of_replies(updates: Sequence[Update]) -> None:
+    """Warn where replies do not look like the weights that they are read as.
+
+    Args:
+        updates: of one round.
+    """
+    first = updates[0]
+    copies = [_equal(first.payload.arrays(), update.payload.arrays()) for update in updates[1:]]
+    if copies and all(copies):
+        log.warning(
+            "round %d: %s %d replies are identical; either no client trains, or these are copies of an aggregate",
+            first.round,
+            "all" if len(updates) < MAX_CLIENTS else "the first",
+            len(updates),
+        )
+    for update in updates:
+        if update.payload.kind != "weights" or not _has_equal_shapes(update):
+            continue
+        # A delta read as weights is small, and differs from the broadcast by about the broadcast.
+        broadcast_norm, reply_norm = _l2_norm(update.before), _l2_norm(update.after)
+        distance = _l2_norm(update.pseudo_gradient)
+        if broadcast_norm > 0 and distance > 0.8 * broadcast_norm and reply_norm < 0.5 * broadcast_norm:
+            log.warning(
+                "round %d, client %d: its reply has norm %.3g, what it was sent %.3g, their difference %.3g; it looks "
+                'like a delta or a gradient, which [app] replies = "delta" or "gradient" says',
+                update.round,
+                update.client,
+                reply_norm,
+                broadcast_norm,
+                distance,
+            )
+            return
+
+
+def warn_of_update_ranks(network: nn.Module, knowledge: Knowledge, updates: Sequence[Update]) -> None:
+    """Warn where the update of a first linear layer has a larger rank than N, see `measure_rank`.
+
+    Args:
+        updates: of one round, which fit the network.
+    """
+    assert knowledge.input_shape is not None
+    grey = grey_inputs(network, knowledge, 2)
+    rng = generator("first layer")
+    noise = torch.rand(grey.shape, generator=rng, dtype=grey.dtype).to(grey.device)
+    layer = find_first_layer(network, noise)
+    if layer is None:
+        return
+    for update in updates[:_MAX_RANKS]:  # singular values of a wide layer take half a second
+        change = None
+        with suppress(TranscriptError):  # an update that does not fit is reported when it is attacked
+            change = (match_any_names(update.pseudo_gradient, sendable_shapes(network)) or {}).get(layer)
+        if change is None or not torch.isfinite(change).all():
+            continue
+        if not 0 < update.num_examples < min(change.shape):
+            continue
+        # The difference of two weights carries the rounding of both.
+        rounding = 0.0
+        if update.payload.kind == "weights":
+            rounding = torch.finfo(torch.float32).eps * _l2_norm(update.before)
+        rank, _ = measure_rank(change, rounding)
+        if rank > update.num_examples:
+            log.warning(
+                "round %d, client %d: N is %d, but the update of '%s' has rank %d, more than so many examples make; if "
+                "clients count batches, say N with [app] num_examples; other reasons are an optimiser that scales "
+                "each weight (Adam), weight decay, or noise",
+                *(update.round, update.client, update.num_examples, layer, rank),
+            )
+            return
+
+
+def warn_of_still_layers(
+    network: nn.Module, updates: Sequence[Update], private_names: Collection[str] = frozenset()
+) -> None:
+    """Warn of parameters that no reply changed, though `network` says that clients train them.
+
+    Args:
+        updates: of one round, which fit the network.
+        private_names: tensors that stay with the clients.
+    """
+    changed, orders = set[str](), shared_shapes(network, private_names)
+    for update in updates:
+        with suppress(TranscriptError):  # an update that does not fit is reported when it is attacked
+            pseudo_gradient = match_any_names(update.pseudo_gradient, orders) or {}
+            changed |= {name for name, tensor in pseudo_gradient.items() if tensor.any()}
+    parameters = [(name, parameter) for name, parameter in network.named_parameters() if name not in private_names]
+    trained = [name for name, parameter in parameters if parameter.requires_grad]
+    unchanged = [name for name in trained if name not in changed]
+    if unchanged and changed:
+        log.warning(
+            "round %d: %s moved in no reply; if clients do not train them, set requires_grad = False on them in the "
+            "function that adversary.knowledge.model names, or attacks expect that they move",
+            updates[0].round,
+            join_first(unchanged, MAX_NAMES),
+        )
+
+
+def _equal(first: State, second: State) -> bool:
+    if first.keys() != second.keys():
+        return False
+    return all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+
+
+def _has_equal_shapes(update: Update) -> bool:
+    """Return whether the reply has the broadcast's floating-point tensors and shapes."""
+    return all(
+        name in update.after and update.after[name].shape == tensor.shape and tensor.is_floating_point()
+        for name, tensor in update.before.items()
+    )
+
+
+def _l2_norm(state: State) -> float:
+    return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in state.values()))
