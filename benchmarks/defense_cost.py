@@ -20,10 +20,11 @@ from measuring import Row, compare_turns, make_parser, measure_in_turns, publish
 
 from clients.app import app as client_app
 from fedsim.federation.build import Experiment
-from fedsim.federation.config import Config, validate_tables
+from fedsim.federation.config import Config
 from fedsim.federation.engines.arrays import make_record
 from fedsim.federation.engines.cohort import CohortGrid, make_simulation
 from fedsim.federation.engines.serial import InProcessGrid
+from fedsim.federation.table_validation import validate_tables
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from strategies.app import _training_config

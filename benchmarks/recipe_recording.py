@@ -20,10 +20,11 @@ import torch
 from measuring import PROJECT, Row, make_parser, publish_rows
 
 from fedsim.federation.build import Experiment
-from fedsim.federation.config import Config, validate_tables
+from fedsim.federation.config import Config
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.reading import read_toml
 from fedsim.federation.simulation import run_federation
+from fedsim.federation.table_validation import validate_tables
 from fedsim.training.cohort import local_updates
 from fedsim.training.loop import local_update
 

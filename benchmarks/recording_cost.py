@@ -23,11 +23,12 @@ from measuring import PROJECT, Row, make_parser, publish_rows
 
 from clients.app import app as client_app
 from fedsim.federation.build import Experiment
-from fedsim.federation.config import Config, validate_tables
+from fedsim.federation.config import Config
 from fedsim.federation.engines.arrays import make_record
 from fedsim.federation.engines.cohort import CohortGrid, make_simulation
 from fedsim.federation.engines.serial import InProcessGrid
 from fedsim.federation.reading import read_toml
+from fedsim.federation.table_validation import validate_tables
 from fedsim.recording.recorder import Recorder
 from strategies.app import _training_config
 from strategies.curious import Curious

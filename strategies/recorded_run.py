@@ -8,7 +8,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedsim.base.errors import RunError
-from fedsim.federation.config import SecureAggregationTable
+from fedsim.federation.privacy_tables import SecureAggregationTable
 from fedsim.recording.recorder import Recorder
 from strategies.curious_grid import CuriousGrid
 from strategies.secure_sum_grid import SecureSumGrid

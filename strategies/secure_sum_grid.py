@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedsim.base.errors import ConfigError
-from fedsim.federation.config import SecureAggregationTable
+from fedsim.federation.privacy_tables import SecureAggregationTable
 from fedsim.federation.secure_aggregation import SINGLE_UPDATE_STRATEGIES
 from strategies.message_content import GROUP_RECORD, MEMBERS_KEY, describe_wrong_records, is_number
 from strategies.secure_sum import SecureSum, reported_examples

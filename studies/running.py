@@ -22,7 +22,8 @@ import fedsim
 from fedsim.api.reproduce.papers import read_toml
 from fedsim.base.errors import ConfigError
 from fedsim.base.files import write_text
-from fedsim.federation.config import Table, validate_tables
+from fedsim.federation.table import Table
+from fedsim.federation.table_validation import validate_tables
 from fedsim.sweeps.file import read_sweep
 from fedsim.sweeps.grid import build_grid
 

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 import fedsim.base.task
 from fedsim.data import Dataset, Examples
-from fedsim.federation.config import Config, validate_tables
+from fedsim.federation.config import Config
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.simulation import run_federation
+from fedsim.federation.table_validation import validate_tables
 from frameworks.jobs import ACTORS, BATCH, CLASSES, JOBS, LEARNING_RATE, SCALE, Task
 
 

@@ -18,7 +18,7 @@ from flwr.clientapp import ClientApp
 
 import fedsim
 from fedsim.data.handwriting import Handwriting
-from fedsim.federation.config import SecureAggregationTable
+from fedsim.federation.privacy_tables import SecureAggregationTable
 from strategies.secure_sum_grid import SecureSumGrid
 
 CLIENTS = 12

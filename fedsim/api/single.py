@@ -14,10 +14,12 @@ from fedsim.audit.audit import Audit, make_audit
 from fedsim.audit.finding_files import load_claim, read_facts
 from fedsim.audit.plan import ADAPTIVE, ReportJobProgress
 from fedsim.base.errors import AttackError, ConfigError, KnowledgeError, RunError, TranscriptError
+from fedsim.federation.adversary_tables import AdversaryTable, AttackTable
 from fedsim.federation.build import build_attacks
-from fedsim.federation.config import AdversaryTable, AttackFile, AttackTable, validate_tables
+from fedsim.federation.config import AttackFile
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import RunFolder
+from fedsim.federation.table_validation import validate_tables
 from fedsim.interfaces.attack import Attack
 from fedsim.interfaces.findings import Finding
 from fedsim.plugins import registry

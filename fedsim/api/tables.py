@@ -14,7 +14,27 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from fedsim.federation import config
+from fedsim.federation.adversary_tables import AdversaryTable, AttackTable, KnowledgeTable
+from fedsim.federation.config import ReportTable
+from fedsim.federation.federation_tables import (
+    AlgorithmTable,
+    DataTable,
+    FederationTable,
+    MeasureTable,
+    ModelTable,
+    PartitionTable,
+    RecordingTable,
+    StatesTable,
+    StrategyTable,
+    TrainingTable,
+)
+from fedsim.federation.privacy_tables import (
+    CanariesTable,
+    CentralPrivacyTable,
+    DistributedPrivacyTable,
+    SecureAggregationTable,
+)
+from fedsim.federation.table import PluginTable, Table
 from fedsim.plugins.descriptions import format_type
 from fedsim.plugins.setting_texts import read_setting_texts
 from fedsim.recording.message_format import MessageFormat
@@ -22,27 +42,27 @@ from fedsim.sweeps.file import SweepTable
 from fedsim.training.settings import LocalTraining
 
 TABLES: Mapping[str, type[BaseModel]] = {
-    "data": config.DataTable,
-    "partition": config.PartitionTable,
-    "model": config.ModelTable,
-    "training": config.TrainingTable,
-    "federation": config.FederationTable,
-    "strategy": config.StrategyTable,
-    "algorithm": config.AlgorithmTable,
-    "defense": config.PluginTable,
-    "secure_aggregation": config.SecureAggregationTable,
-    "central_privacy": config.CentralPrivacyTable,
-    "distributed_privacy": config.DistributedPrivacyTable,
-    "canaries": config.CanariesTable,
-    "measure": config.MeasureTable,
-    "recording": config.RecordingTable,
-    "states": config.StatesTable,
-    "adversary": config.AdversaryTable,
-    "adversary.knowledge": config.KnowledgeTable,
-    "attack": config.AttackTable,
-    "report": config.ReportTable,
+    "data": DataTable,
+    "partition": PartitionTable,
+    "model": ModelTable,
+    "training": TrainingTable,
+    "federation": FederationTable,
+    "strategy": StrategyTable,
+    "algorithm": AlgorithmTable,
+    "defense": PluginTable,
+    "secure_aggregation": SecureAggregationTable,
+    "central_privacy": CentralPrivacyTable,
+    "distributed_privacy": DistributedPrivacyTable,
+    "canaries": CanariesTable,
+    "measure": MeasureTable,
+    "recording": RecordingTable,
+    "states": StatesTable,
+    "adversary": AdversaryTable,
+    "adversary.knowledge": KnowledgeTable,
+    "attack": AttackTable,
+    "report": ReportTable,
     "app": MessageFormat,
-    "truth": config.Table,
+    "truth": Table,
     "sweep": SweepTable,
 }
 """Class of each table of experiment, attack and sweep files by its name, in the order of a file."""

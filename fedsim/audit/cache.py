@@ -17,7 +17,7 @@ from fedsim.audit.finding_files import load_claim, load_finding, read_facts, sav
 from fedsim.audit.plan import AttackJob, TitledAttacks
 from fedsim.audit.variants import hash_variant, settings_of
 from fedsim.base.errors import ConfigError, TranscriptError
-from fedsim.federation.config import KnowledgeTable
+from fedsim.federation.adversary_tables import KnowledgeTable
 from fedsim.federation.open_run import OpenRun
 from fedsim.interfaces.attack import Knowledge
 from fedsim.interfaces.findings import Finding, LocalModel

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedsim.audit.evaluation.case import Case
 from fedsim.base.errors import AttackError, ConfigError, RunError, join_first
-from fedsim.federation.config import AdversaryTable
+from fedsim.federation.adversary_tables import AdversaryTable
 from fedsim.recording.adversary_role import AdversaryRole, Who, find_error_in_who
 from fedsim.recording.collusion import CollusionTranscript
 from fedsim.recording.message_format import MessageFormat

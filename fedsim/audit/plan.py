@@ -10,7 +10,7 @@ from graphlib import CycleError, TopologicalSorter
 
 from fedsim.audit.visibility import ObservedClients
 from fedsim.base.errors import ConfigError, FedsimError, did_you_mean, join_first
-from fedsim.federation.config import AdversaryTable, AttackTable
+from fedsim.federation.adversary_tables import AdversaryTable, AttackTable
 from fedsim.interfaces.attack import BASELINE_SOURCES, OPTIMAL, Attack
 from fedsim.recording.header import Header
 from fedsim.recording.transcript import Transcript

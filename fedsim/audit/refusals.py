@@ -10,7 +10,7 @@ from fedsim.audit.observers import shows_sums
 from fedsim.audit.threat_model import facts_in_headers, private_facts
 from fedsim.audit.visibility import explain_group_refusal
 from fedsim.base.errors import KnowledgeError, TranscriptError
-from fedsim.federation.config import AdversaryTable
+from fedsim.federation.adversary_tables import AdversaryTable
 from fedsim.federation.run_folder import read_refusals
 from fedsim.interfaces.attack import GROUP, GROUPS, Attack
 from fedsim.recording.header import Header

@@ -12,16 +12,11 @@ from fedsim.audit.evaluation.case import Case
 from fedsim.audit.evaluation.local_optimum import OPTIMUM_METHOD
 from fedsim.audit.optima import OptimumStore
 from fedsim.audit.plan import AttackJob
-from fedsim.audit.threat_model import (
-    apply_headers,
-    grant_private,
-    private_facts,
-    scale_to_group,
-)
+from fedsim.audit.threat_model import apply_headers, grant_private, private_facts, scale_to_group
 from fedsim.audit.visibility import ObservedClients
 from fedsim.base.errors import AttackError
 from fedsim.base.randomness import adversary_key, generator
-from fedsim.federation.config import AdversaryTable
+from fedsim.federation.adversary_tables import AdversaryTable
 from fedsim.interfaces.attack import GROUPS, OPTIMAL, Knowledge, Target
 from fedsim.recording.transcript import Transcript
 

@@ -19,7 +19,7 @@ from fedsim.base.loss_term import add_model_term
 from fedsim.base.randomness import seed_globals
 from fedsim.base.task import label_loss, mask_loss, smooth_labels, sort_targets, squared_error
 from fedsim.data import Column
-from fedsim.federation.config import AdversaryTable
+from fedsim.federation.adversary_tables import AdversaryTable
 from fedsim.interfaces.knowledge import (
     FACTS,
     TRAINING_FACTS,

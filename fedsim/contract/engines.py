@@ -19,10 +19,11 @@ from fedsim.base.errors import InstallationError, RunError
 from fedsim.base.papers import Paper
 from fedsim.contract import common
 from fedsim.contract.checks import CheckedPlugin, ContractViolation, NotChecked, expect
-from fedsim.federation.config import Config, validate_tables
+from fedsim.federation.config import Config
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import read_metrics
 from fedsim.federation.simulation import run_federation
+from fedsim.federation.table_validation import validate_tables
 from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.local_context import LocalContext
 from fedsim.plugins.allowed_code import allow_code

@@ -22,15 +22,7 @@ from fedsim.dossier.attacked import (
     describe_worst,
     read_finding_facts,
 )
-from fedsim.dossier.contents import (
-    NOTHING_KNOWN,
-    Caution,
-    Dossier,
-    Evidence,
-    HashedFile,
-    MissingAttack,
-    Result,
-)
+from fedsim.dossier.contents import NOTHING_KNOWN, Caution, Dossier, Evidence, HashedFile, MissingAttack, Result
 from fedsim.dossier.limits import describe_changes, describe_extent, describe_validity, list_pitfalls
 from fedsim.dossier.missing import list_missing_attacks
 from fedsim.dossier.parties import REFERENCES, list_aims, list_observers
@@ -41,10 +33,11 @@ from fedsim.dossier.privacy_facts import (
     describe_accuracy,
     describe_proofs,
 )
-from fedsim.federation.config import AttackFile, validate_tables
+from fedsim.federation.config import AttackFile
 from fedsim.federation.integrity import compare_with_manifest
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.settings import versions
+from fedsim.federation.table_validation import validate_tables
 from fedsim.federation.trust import check_trust
 from fedsim.pitfalls.design import EvaluationDesign
 from fedsim.recording.manifest import Manifest

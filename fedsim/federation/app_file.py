@@ -9,16 +9,11 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, model_validator
 
 from fedsim.base.constraints import NonNegativeInt, PositiveInt
-from fedsim.federation.config import (
-    AttackFile,
-    PluginTable,
-    SecureAggregationTable,
-    Table,
-    check_choice,
-    check_group_sizes,
-    validate_tables,
-)
+from fedsim.federation.config import AttackFile
+from fedsim.federation.privacy_tables import SecureAggregationTable
 from fedsim.federation.reading import read_toml
+from fedsim.federation.table import PluginTable, Table, check_choice
+from fedsim.federation.table_validation import validate_tables
 from fedsim.federation.trust import check_trust
 from fedsim.plugins import registry
 
@@ -65,7 +60,7 @@ class AppFile(AttackFile):
                 "sends as weights w_T; leave [[defense]] and [secure_aggregation] out, or let the app defend itself"
             )
         if self.secure_aggregation is not None:
-            check_group_sizes(self.secure_aggregation, count, recorded=None)
+            self.secure_aggregation.check_groups(count, recorded=None)
         return self
 
     @property

@@ -33,24 +33,18 @@ from fedsim.data.checks import check_dataset
 from fedsim.exposure.measure import Measure
 from fedsim.exposure.of_clients import MeasureSchedule, failure_reason
 from fedsim.federation import secure_aggregation
+from fedsim.federation.adversary_tables import AttackTable
 from fedsim.federation.algorithm_checks import check_algorithm, name_of_algorithm
 from fedsim.federation.central_privacy import check_central_privacy, check_server_canaries, make_central_privacy
-from fedsim.federation.config import (
-    AlgorithmTable,
-    AttackFile,
-    AttackTable,
-    Config,
-    MeasureTable,
-    PluginTable,
-    StrategyTable,
-    TrainingTable,
-    validate_tables,
-)
+from fedsim.federation.config import AttackFile, Config
 from fedsim.federation.distributed_privacy import SumGroups, check_distributed_privacy, make_distributed_privacy
 from fedsim.federation.federated_data import FederatedData, check_same_data
+from fedsim.federation.federation_tables import AlgorithmTable, MeasureTable, StrategyTable, TrainingTable
 from fedsim.federation.recipe_checks import check_recipe
 from fedsim.federation.states import read_state
 from fedsim.federation.strategy_checks import MIN_CLIENT_KEYS, check_strategy, declared_message, sample_size
+from fedsim.federation.table import PluginTable
+from fedsim.federation.table_validation import validate_tables
 from fedsim.interfaces.algorithm import ClientAlgorithm
 from fedsim.interfaces.attack import Attack
 from fedsim.interfaces.defense import Defense, Participation, Setting, overrides

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fedsim.base.errors import ConfigError
-from fedsim.federation.config import CentralPrivacyTable, Config
+from fedsim.federation.config import Config
+from fedsim.federation.privacy_tables import CentralPrivacyTable
 from fedsim.federation.strategy_checks import sample_size
 from fedsim.privacy.central import (
     CENTRAL_PRIVACY,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fedsim.base.errors import ConfigError
 from fedsim.federation.central_privacy import check_released_state
-from fedsim.federation.config import MIN_BITS, DistributedPrivacyTable, SecureAggregationTable
+from fedsim.federation.privacy_tables import MIN_BITS, DistributedPrivacyTable, SecureAggregationTable
 from fedsim.federation.secure_aggregation import MODULUS, group_sizes
 from fedsim.privacy.distributed import (
     DISTRIBUTED_PRIVACY,

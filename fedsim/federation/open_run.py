@@ -17,7 +17,7 @@ import tomli_w
 from fedsim.base.errors import ConfigError, InstallationError, RunError
 from fedsim.base.files import hash_file, remove_leftovers, write_text
 from fedsim.federation import lock
-from fedsim.federation.config import Config, validate_tables
+from fedsim.federation.config import Config
 from fedsim.federation.reading import read_toml
 from fedsim.federation.run_folder import RunFolder, as_csv, is_run_file, list_files
 from fedsim.federation.settings import (
@@ -28,6 +28,7 @@ from fedsim.federation.settings import (
     hash_experiment_code,
     versions,
 )
+from fedsim.federation.table_validation import validate_tables
 from fedsim.federation.trust import check_trust
 from fedsim.plugins.inline import is_lost_object
 from fedsim.recording.manifest import LOCK_FILE, MANIFEST_FILE, ManifestFile

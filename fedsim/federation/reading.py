@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.base.errors import ConfigError, did_you_mean, first_line
-from fedsim.federation.config import TOO_DEEP, Config, name_tables, validate_tables
+from fedsim.federation.config import Config
+from fedsim.federation.table_validation import TOO_DEEP, name_tables, validate_tables
 from fedsim.federation.trust import check_trust, is_in_run_folder
 from fedsim.plugins.allowed_code import allow_code
 

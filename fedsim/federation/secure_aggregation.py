@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedsim.base.errors import ConfigError
-from fedsim.federation.config import SecureAggregationTable
+from fedsim.federation.privacy_tables import SecureAggregationTable
 from fedsim.federation.strategy_checks import sample_size
 from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.defense_checks import name_of_defense

@@ -9,8 +9,10 @@ from pathlib import Path
 
 from fedsim.base.errors import ConfigError, RunError
 from fedsim.data.cache import cache_folder
+from fedsim.federation.adversary_tables import AdversaryTable
 from fedsim.federation.build import Experiment, resolve
-from fedsim.federation.config import AdversaryTable, Config, RecordingTable
+from fedsim.federation.config import Config
+from fedsim.federation.federation_tables import RecordingTable
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.settings import training_fingerprint
 from fedsim.federation.simulation import run_federation

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from fedsim.federation.config import AttackFile, AttackTable, Config
+from fedsim.federation.adversary_tables import AttackTable
+from fedsim.federation.config import AttackFile, Config
 from fedsim.federation.federated_data import GUESSED_EXAMPLES
 from fedsim.interfaces.attack import Attack
 from fedsim.interfaces.knowledge import FACTS

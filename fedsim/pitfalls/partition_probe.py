@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from fedsim.data import Dataset, Examples
-from fedsim.federation.config import PartitionTable
+from fedsim.federation.federation_tables import PartitionTable
 from fedsim.plugins import registry
 
 _CLIENTS, _CLASSES, _EXAMPLES = 8, 4, 3200

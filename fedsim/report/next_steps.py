@@ -6,7 +6,8 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedsim.federation.config import Config, TrainingTable
+from fedsim.federation.config import Config
+from fedsim.federation.federation_tables import TrainingTable
 from fedsim.interfaces.metric import find_metric
 from fedsim.report.adaptive import HOLDS, NOT_CONCLUDED
 from fedsim.report.headline import most_victims, reported_readings

@@ -19,9 +19,10 @@ from fedsim.data import Dataset
 from fedsim.data.partitions import Indices
 from fedsim.data.partitions.natural import Natural
 from fedsim.federation.build import Experiment, find_data_folder
-from fedsim.federation.config import Config, validate_tables
+from fedsim.federation.config import Config
 from fedsim.federation.federated_data import FederatedData
 from fedsim.federation.reading import load_config, read_toml
+from fedsim.federation.table_validation import validate_tables
 from fedsim.modalities import find_modality
 from fedsim.plugins import registry
 

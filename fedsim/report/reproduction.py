@@ -16,7 +16,8 @@ import tomli_w
 
 from fedsim.audit.audit import Audit
 from fedsim.base.errors import FedsimError
-from fedsim.federation.config import AttackFile, validate_tables
+from fedsim.federation.config import AttackFile
+from fedsim.federation.table_validation import validate_tables
 from fedsim.report.finding_views import FindingView
 from fedsim.report.recording_summary import Recording
 from fedsim.report.reported_run import ReportedRun

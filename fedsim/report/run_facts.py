@@ -10,10 +10,12 @@ from fedsim.base.errors import FedsimError, first_line
 from fedsim.federation.app_file import read_app_defenses
 from fedsim.federation.app_ledger import IN_CLEAR, prove_by_messages
 from fedsim.federation.build import Experiment
-from fedsim.federation.config import Config, PluginTable, SecureAggregationTable
+from fedsim.federation.config import Config
+from fedsim.federation.privacy_tables import SecureAggregationTable
 from fedsim.federation.reading import read_toml
 from fedsim.federation.run_folder import read_ledger
 from fedsim.federation.secure_aggregation import SENT_MASKED
+from fedsim.federation.table import PluginTable
 from fedsim.interfaces.defense import NO_GUARANTEE, Defense, Guarantee, Participation, overrides
 from fedsim.modalities import find_modality
 from fedsim.privacy.distributed import DistributedPrivacy

@@ -21,16 +21,13 @@ from fedsim.audit.threat_model import parse_device
 from fedsim.base.content_hashes import hash_files, hash_json
 from fedsim.base.errors import ConfigError, DataError, PluginError, error_reason
 from fedsim.data.cache import find_source_files
-from fedsim.federation.build import (
-    Experiment,
-    build_attacks,
-    find_data_folder,
-    resolve,
-)
-from fedsim.federation.config import AdversaryTable, AttackFile, Config, validate_tables
+from fedsim.federation.adversary_tables import AdversaryTable
+from fedsim.federation.build import Experiment, build_attacks, find_data_folder, resolve
+from fedsim.federation.config import AttackFile, Config
 from fedsim.federation.defense_limits import describe_defense_limits
 from fedsim.federation.reading import config_of
 from fedsim.federation.settings import LAUNCH, hash_experiment_code, hash_named_files, versions
+from fedsim.federation.table_validation import validate_tables
 from fedsim.federation.trust import check_trust
 from fedsim.interfaces.attack import BASELINE_SOURCES
 from fedsim.plugins import registry

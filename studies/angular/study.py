@@ -21,7 +21,8 @@ from fedsim.base import metrics
 from fedsim.base.errors import AttackError
 from fedsim.base.randomness import generator
 from fedsim.federation.build import Experiment
-from fedsim.federation.config import Config, validate_tables
+from fedsim.federation.config import Config
+from fedsim.federation.table_validation import validate_tables
 from fedsim.inversion.matching import GradientInversion
 from fedsim.inversion.priors import BatchNormStatistics, TotalVariation
 from fedsim.inversion.problem import InversionProblem

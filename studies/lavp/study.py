@@ -20,7 +20,8 @@ from fedsim.base import metrics
 from fedsim.base.errors import AttackError
 from fedsim.base.randomness import generator
 from fedsim.federation.build import Experiment
-from fedsim.federation.config import Config, validate_tables
+from fedsim.federation.config import Config
+from fedsim.federation.table_validation import validate_tables
 from fedsim.inversion.distances import Cosine, Distance, SquaredL2
 from fedsim.inversion.matching import GradientInversion
 from fedsim.inversion.priors import TotalVariation

@@ -12,7 +12,8 @@ import fedsim
 from fedsim.api.reproduce.recipes import find_recipe
 from fedsim.audit.audit import open_audit
 from fedsim.base.randomness import use_one_thread
-from fedsim.federation.config import AttackFile, validate_tables
+from fedsim.federation.config import AttackFile
+from fedsim.federation.table_validation import validate_tables
 from fedsim.recording.wire_format import State
 from studies.running import RUNS, Row
 

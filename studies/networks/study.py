@@ -13,10 +13,11 @@ import torch
 
 from fedsim.base.errors import DataError
 from fedsim.federation.build import Experiment
-from fedsim.federation.config import Config, validate_tables
+from fedsim.federation.config import Config
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import read_rows
 from fedsim.federation.simulation import run_federation
+from fedsim.federation.table_validation import validate_tables
 from studies.running import STUDIES, Row, read_toml
 
 BASE: dict[str, dict[str, Any]] = {

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from fedsim.audit.evaluation.statistics import format_mean
-from fedsim.federation.config import DistributedPrivacyTable, SecureAggregationTable
 from fedsim.federation.distributed_privacy import SumGroups, make_distributed_privacy
+from fedsim.federation.privacy_tables import DistributedPrivacyTable, SecureAggregationTable
 from fedsim.privacy.auditing import EpsilonBound, best_lower_bound
 from strategies.secure_sum import SecureSum
 from studies.running import Row

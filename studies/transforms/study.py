@@ -20,7 +20,8 @@ from fedsim.audit.evaluation.matches import Pool
 from fedsim.audit.evaluation.statistics import mean_and_margin
 from fedsim.base import metrics
 from fedsim.base.randomness import generator
-from fedsim.federation.config import AttackFile, validate_tables
+from fedsim.federation.config import AttackFile
+from fedsim.federation.table_validation import validate_tables
 from fedsim.interfaces.attack import Target
 from fedsim.interfaces.defense import copy_with_facts
 from fedsim.interfaces.knowledge import Knowledge

@@ -13,8 +13,9 @@ import numpy as np
 import fedsim
 from fedsim.audit.audit import Audit, open_audit
 from fedsim.audit.evaluation.statistics import mean_and_margin
-from fedsim.federation.config import AttackFile, validate_tables
+from fedsim.federation.config import AttackFile
 from fedsim.federation.run_folder import RunFolder
+from fedsim.federation.table_validation import validate_tables
 from fedsim.report.adaptive import FAILS, HOLDS, NOT_CONCLUDED, ONLY_NAIVE
 from fedsim.report.summary import Summary
 from fedsim.report.verdicts import LEAKS, ScoreReading, score_readings

@@ -12,7 +12,8 @@ import pytest
 
 from fedsim.base import content_hashes
 from fedsim.data.tables import Csv
-from fedsim.federation.config import Config, validate_tables
+from fedsim.federation.config import Config
+from fedsim.federation.table_validation import validate_tables
 from fedsim.federation.training_states import make_states
 
 

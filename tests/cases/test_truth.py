@@ -18,7 +18,8 @@ from fedsim.audit.evaluation.measurements import measure_claims
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.audit.threat_model import full_knowledge
 from fedsim.base import table_metrics
-from fedsim.federation.config import AttackFile, validate_tables
+from fedsim.federation.config import AttackFile
+from fedsim.federation.table_validation import validate_tables
 from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.wire_format import Update

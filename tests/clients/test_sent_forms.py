@@ -18,9 +18,10 @@ from fedsim.base.errors import ConfigError
 from fedsim.base.randomness import generator
 from fedsim.base.task import Task
 from fedsim.federation.build import Experiment, resolve
-from fedsim.federation.config import Config, validate_tables
+from fedsim.federation.config import Config
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.simulation import run_federation
+from fedsim.federation.table_validation import validate_tables
 from fedsim.interfaces.defense import Defense, Setting
 from fedsim.interfaces.defense_calls import apply_on_gradient, apply_on_update
 from fedsim.interfaces.defense_checks import check_order, check_setting

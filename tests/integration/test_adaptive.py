@@ -16,7 +16,8 @@ import fedsim
 from fedsim.audit.audit import open_audit
 from fedsim.audit.finding_files import load_claim, load_finding, read_facts
 from fedsim.base.errors import ConfigError
-from fedsim.federation.config import AttackFile, validate_tables
+from fedsim.federation.config import AttackFile
+from fedsim.federation.table_validation import validate_tables
 from tests.support.experiments import make_tiny_config, run_serial
 
 INVERTING = {"name": "inverting-gradients", "iterations": 3}

@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 
 import fedsim
 from fedsim.base.errors import FedsimError
-from fedsim.federation.config import SecureAggregationTable
+from fedsim.federation.privacy_tables import SecureAggregationTable
 from strategies.secure_sum_grid import SecureSumGrid
 from tests.support.commands import call_fedsim
 from tests.support.experiments import make_tiny_config, run_serial

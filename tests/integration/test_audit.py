@@ -30,10 +30,12 @@ from fedsim.audit.threat_model import grant_knowledge
 from fedsim.base.errors import ConfigError, DataError, KnowledgeError, PluginError
 from fedsim.base.task import Task
 from fedsim.data import Dataset, Examples
+from fedsim.federation.adversary_tables import AdversaryTable
 from fedsim.federation.build import Experiment, build_attacks
-from fedsim.federation.config import AdversaryTable, AttackFile, validate_tables
+from fedsim.federation.config import AttackFile
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import read_rows
+from fedsim.federation.table_validation import validate_tables
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.interfaces.knowledge import FACTS
 from fedsim.inversion import batched_call, inversion_task, matching

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from fedsim.federation.config import AttackFile, validate_tables
+from fedsim.federation.config import AttackFile
+from fedsim.federation.table_validation import validate_tables
 
 FOLDER = Path(__file__).parents[2] / "examples" / "audit"
 

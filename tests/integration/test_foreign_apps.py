@@ -25,8 +25,9 @@ from fedsim.audit.evaluation.truth import write_truth
 from fedsim.audit.finding_files import load_claim
 from fedsim.audit.threat_model import grant_knowledge
 from fedsim.base.errors import ConfigError, DataError, FedsimError, TranscriptError
-from fedsim.federation.config import AttackFile, validate_tables
+from fedsim.federation.config import AttackFile
 from fedsim.federation.engines.serial import InProcessGrid
+from fedsim.federation.table_validation import validate_tables
 from fedsim.interfaces.findings import Inference
 from fedsim.recording.message_format import MessageFormat
 from fedsim.recording.messages import RecordedExchange, RecordedMessage, write_messages

@@ -24,7 +24,8 @@ from fedsim.base import workers
 from fedsim.base.errors import AttackError
 from fedsim.base.randomness import generator
 from fedsim.federation.build import build_attacks
-from fedsim.federation.config import AttackFile, validate_tables
+from fedsim.federation.config import AttackFile
+from fedsim.federation.table_validation import validate_tables
 from fedsim.interfaces.attack import Attack, Knowledge, Target
 from fedsim.recording.transcript import Transcript
 from tests.support.experiments import make_tiny_config, run_serial

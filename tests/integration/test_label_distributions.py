@@ -16,8 +16,9 @@ from fedsim.audit.threat_model import grant_knowledge
 from fedsim.base.errors import ConfigError, DataError
 from fedsim.federation.auxiliary import auxiliary_records
 from fedsim.federation.build import Experiment
-from fedsim.federation.config import AttackFile, validate_tables
+from fedsim.federation.config import AttackFile
 from fedsim.federation.open_run import OpenRun
+from fedsim.federation.table_validation import validate_tables
 from fedsim.interfaces.findings import LabelDistribution
 from fedsim.report.page import write_report
 

@@ -21,9 +21,10 @@ from fedsim.audit.in_round import attack_round
 from fedsim.audit.threat_model import grant_knowledge, grant_private
 from fedsim.base.errors import ConfigError, RunError
 from fedsim.federation.build import Experiment
-from fedsim.federation.config import AttackFile, validate_tables
+from fedsim.federation.config import AttackFile
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import read_rows
+from fedsim.federation.table_validation import validate_tables
 from fedsim.interfaces.attack import ALL, Attack, Paper, Progress, Target
 from fedsim.interfaces.findings import Finding, Inference, LocalModel, Representatives
 from fedsim.recording.transcript import Transcript

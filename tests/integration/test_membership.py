@@ -16,8 +16,9 @@ from fedsim.audit.threat_model import check_private_facts
 from fedsim.base.errors import ConfigError, KnowledgeError
 from fedsim.federation.build import Experiment
 from fedsim.federation.candidates import draw_candidates
-from fedsim.federation.config import AttackFile, validate_tables
+from fedsim.federation.config import AttackFile
 from fedsim.federation.open_run import OpenRun
+from fedsim.federation.table_validation import validate_tables
 from fedsim.interfaces.findings import Membership
 from fedsim.interfaces.knowledge import HELD_OUT, OTHER_CLIENTS
 from fedsim.recording.transcript import Transcript

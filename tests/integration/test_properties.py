@@ -22,8 +22,9 @@ from fedsim.audit.threat_model import grant_knowledge
 from fedsim.base.errors import ConfigError, KnowledgeError
 from fedsim.base.randomness import numpy_generator
 from fedsim.federation.build import Experiment
-from fedsim.federation.config import AttackFile, validate_tables
+from fedsim.federation.config import AttackFile
 from fedsim.federation.open_run import OpenRun
+from fedsim.federation.table_validation import validate_tables
 from fedsim.interfaces.findings import PropertyPresence
 from fedsim.report.page import write_report
 from tests.support.experiments import make_tiny_config, run_serial

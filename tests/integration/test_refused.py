@@ -15,10 +15,11 @@ from fedsim.api import pipeline
 from fedsim.api.adversaries import Adversary
 from fedsim.audit.audit import Audit, open_audit
 from fedsim.base.errors import ConfigError, KnowledgeError
-from fedsim.federation.config import AttackFile, validate_tables
+from fedsim.federation.config import AttackFile
 from fedsim.federation.integrity import compare_with_manifest
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import read_refusals
+from fedsim.federation.table_validation import validate_tables
 from fedsim.report.page import write_report
 from fedsim.sweeps.file import parse_sweep
 from fedsim.sweeps.plan import plan_sweep

@@ -14,8 +14,9 @@ from fedsim.audit import score_reuse, scores
 from fedsim.audit.audit import open_audit
 from fedsim.audit.evaluation import scoring_code
 from fedsim.audit.evaluation.similarity import AttackedUpdate
-from fedsim.federation.config import AttackFile, validate_tables
+from fedsim.federation.config import AttackFile
 from fedsim.federation.open_run import OpenRun
+from fedsim.federation.table_validation import validate_tables
 from tests.support.experiments import make_tiny_config, run_serial
 from tests.support.shared import make_once
 

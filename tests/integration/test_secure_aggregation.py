@@ -26,8 +26,9 @@ from fedsim.audit.visibility import explain_group_refusal
 from fedsim.base.errors import ConfigError, FedsimError, KnowledgeError
 from fedsim.cli.inspect import inspect
 from fedsim.federation.build import Experiment
-from fedsim.federation.config import Config, SecureAggregationTable
+from fedsim.federation.config import Config
 from fedsim.federation.open_run import OpenRun
+from fedsim.federation.privacy_tables import SecureAggregationTable
 from fedsim.federation.run_folder import read_rows
 from fedsim.federation.secure_aggregation import check_defenses, check_weights
 from fedsim.interfaces.attack import Paper

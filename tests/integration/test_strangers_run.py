@@ -19,8 +19,9 @@ from fedsim.audit.audit import Audit, open_audit
 from fedsim.audit.finding_files import save_finding
 from fedsim.base.errors import RunError, TrustError
 from fedsim.federation.build import Experiment
-from fedsim.federation.config import Config, validate_tables
+from fedsim.federation.config import Config
 from fedsim.federation.open_run import OpenRun
+from fedsim.federation.table_validation import validate_tables
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.report.reported_run import read_audit
 from tests.support.commands import Call, call_fedsim

@@ -16,10 +16,11 @@ from fedsim.audit.finding_files import load_finding
 from fedsim.base.errors import KnowledgeError
 from fedsim.data import Dataset
 from fedsim.federation.build import Experiment, find_data_folder
-from fedsim.federation.config import AttackFile, validate_tables
+from fedsim.federation.config import AttackFile
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.reading import load_config
 from fedsim.federation.run_folder import read_rows
+from fedsim.federation.table_validation import validate_tables
 from fedsim.interfaces.findings import Texts
 from fedsim.report.page import write_report
 from tests.support.experiments import make_tiny_config, run_serial

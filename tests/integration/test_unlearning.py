@@ -16,7 +16,8 @@ from torch.nn.functional import cross_entropy
 
 import fedsim
 from fedsim.audit.audit import Audit, open_audit
-from fedsim.federation.config import AttackFile, validate_tables
+from fedsim.federation.config import AttackFile
+from fedsim.federation.table_validation import validate_tables
 from fedsim.recording.wire_format import State
 from fedsim.training.loop import local_update
 from fedsim.training.model_state import copy_state

@@ -18,8 +18,9 @@ from fedsim.audit import job_log
 from fedsim.audit.audit import open_audit
 from fedsim.audit.finding_files import load_claim
 from fedsim.audit.job_log import JobClock, JobLog
-from fedsim.federation.config import AttackFile, validate_tables
+from fedsim.federation.config import AttackFile
 from fedsim.federation.run_folder import RunFolder, read_rows
+from fedsim.federation.table_validation import validate_tables
 from fedsim.interfaces.attack import Outcome, VictimTask
 from fedsim.interfaces.findings import Finding
 from fedsim.inversion import batched_call, batched_restarts, matching

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsim.federation.config import SecureAggregationTable
 from fedsim.federation.engines.arrays import read_state
 from fedsim.federation.open_run import OpenRun
+from fedsim.federation.privacy_tables import SecureAggregationTable
 from fedsim.recording.adversary_role import AdversaryRole
 from fedsim.recording.collusion import CollusionTranscript
 from fedsim.recording.payloads import Payload

@@ -12,8 +12,8 @@ import torch
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from torch import Tensor
 
-from fedsim.federation.config import SecureAggregationTable
 from fedsim.federation.engines.arrays import make_record, read_state
+from fedsim.federation.privacy_tables import SecureAggregationTable
 from fedsim.privacy.distributed import DistributedPrivacy
 from fedsim.recording.payloads import Payload
 from strategies.secure_sum import SecureSum, clip_update

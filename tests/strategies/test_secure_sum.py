@@ -25,8 +25,8 @@ from torch import Tensor
 
 from fedsim.base.errors import RunError
 from fedsim.base.randomness import derive_seed
-from fedsim.federation.config import SecureAggregationTable
 from fedsim.federation.engines.arrays import make_record, read_state
+from fedsim.federation.privacy_tables import SecureAggregationTable
 from fedsim.federation.secure_aggregation import group_sizes
 from fedsim.recording.payloads import Payload
 from strategies.message_content import GROUP_RECORD, MEMBERS_KEY

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fedsim.federation.config import AttackFile, Config, validate_tables
+from fedsim.federation.config import AttackFile, Config
 from fedsim.federation.open_run import OpenRun
+from fedsim.federation.table_validation import validate_tables
 
 TINY: dict[str, Any] = {
     "data": {"name": "digits"},

@@ -14,7 +14,8 @@ from pydantic import Field
 
 from fedsim.api.reproduce.figures import Better, Figure, FigureVerdict, judge_figure, parse_figure
 from fedsim.base.errors import ConfigError, did_you_mean
-from fedsim.federation.config import Table, validate_tables
+from fedsim.federation.table import Table
+from fedsim.federation.table_validation import validate_tables
 
 PACKAGE_FOLDER = Path(__file__).parent
 FigureTable = Mapping[str, Mapping[str, Figure]]

@@ -18,7 +18,8 @@ from fedsim.api.reproduce.figures import REFUSED
 from fedsim.api.reproduce.papers import PACKAGE_FOLDER, read_papers, read_toml
 from fedsim.audit.evaluation.statistics import mean_and_margin
 from fedsim.base.errors import ConfigError, did_you_mean, join_first
-from fedsim.federation.config import Table, validate_tables
+from fedsim.federation.table import Table
+from fedsim.federation.table_validation import validate_tables
 from fedsim.sweeps.board import SweepBoard
 from fedsim.sweeps.file import SweepFile, parse_sweep
 from fedsim.sweeps.table import SweepTableFile as Scores

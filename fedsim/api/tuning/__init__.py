@@ -16,12 +16,14 @@ from fedsim.audit.plan import ReportJobProgress
 from fedsim.base.errors import ConfigError, RunError
 from fedsim.base.progress import ProgressListener, listen_to_progress
 from fedsim.base.randomness import serialize_calls
+from fedsim.federation.adversary_tables import AttackTable
 from fedsim.federation.build import build_attacks, resolve
-from fedsim.federation.config import AttackFile, AttackTable, Config, validate_tables
+from fedsim.federation.config import AttackFile, Config
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.reading import config_of, load_config
 from fedsim.federation.run_folder import default_folder
 from fedsim.federation.simulation import run_federation
+from fedsim.federation.table_validation import validate_tables
 from fedsim.interfaces.attack import Attack
 from fedsim.recording.transcript import find_run
 from fedsim.recording.wire_format import State

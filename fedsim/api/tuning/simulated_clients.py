@@ -14,9 +14,10 @@ from fedsim.base.files import replace_atomically
 from fedsim.base.randomness import derive_seed
 from fedsim.federation.auxiliary import draw_auxiliary
 from fedsim.federation.build import Experiment, resolve
-from fedsim.federation.config import Config, validate_tables
+from fedsim.federation.config import Config
 from fedsim.federation.public_part import PublicPart
 from fedsim.federation.strategy_checks import MIN_CLIENT_KEYS
+from fedsim.federation.table_validation import validate_tables
 from fedsim.plugins.allowed_code import allow_code
 from fedsim.plugins.inline import is_object
 from fedsim.recording.header import hash_state

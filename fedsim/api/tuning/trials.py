@@ -20,8 +20,10 @@ from fedsim.audit.finding_files import load_claim
 from fedsim.audit.plan import AttackJob, ReportJobProgress
 from fedsim.base.errors import AttackError, ConfigError
 from fedsim.base.randomness import generator
-from fedsim.federation.config import AttackFile, AttackTable, Config, validate_tables
+from fedsim.federation.adversary_tables import AttackTable
+from fedsim.federation.config import AttackFile, Config
 from fedsim.federation.open_run import OpenRun
+from fedsim.federation.table_validation import validate_tables
 from fedsim.interfaces.attack import Attack
 from fedsim.interfaces.findings import Reconstruction, Texts
 from fedsim.interfaces.metric import sort_metrics

@@ -18,9 +18,10 @@ from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.errors import DataError
 from fedsim.base.task import Task
 from fedsim.data import Column
+from fedsim.federation.adversary_tables import AdversaryTable
 from fedsim.federation.build import Experiment
 from fedsim.federation.candidates import CandidateRecords
-from fedsim.federation.config import AdversaryTable, AttackFile
+from fedsim.federation.config import AttackFile
 from fedsim.interfaces.attack import Attack
 from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.knowledge import Knowledge, KnownCandidates, Records

@@ -15,9 +15,11 @@ from fedsim.audit.evaluation.case import Case, UnknownTruthError
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.errors import ConfigError, DataError
 from fedsim.data import Examples
+from fedsim.federation.adversary_tables import AdversaryTable
 from fedsim.federation.candidates import CandidateRecords, draw_foreign_candidates
-from fedsim.federation.config import PUBLIC_KEY, AdversaryTable, AttackFile, validate_tables
+from fedsim.federation.config import PUBLIC_KEY, AttackFile
 from fedsim.federation.overlap import hash_records
+from fedsim.federation.table_validation import validate_tables
 from fedsim.interfaces.attack import Attack
 from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.knowledge import HELD_OUT, OTHER_CLIENTS, TRAINING_FACTS, Knowledge, Records

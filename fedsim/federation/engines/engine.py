@@ -16,7 +16,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedsim.federation.build import Experiment
-from fedsim.federation.config import Config, FederationTable
+from fedsim.federation.config import Config
+from fedsim.federation.federation_tables import FederationTable
 from fedsim.plugins import registry
 
 

@@ -24,11 +24,11 @@ from typing import Any, ClassVar
 import tomli_w
 
 from fedsim.base.errors import RunError
-from fedsim.federation.config import FederationTable
 from fedsim.federation.engines.deployed import ServerAppRelay, serverapp_log
 from fedsim.federation.engines.engine import Engine, FederationJob
 from fedsim.federation.engines.private_network import PrivateNetwork
 from fedsim.federation.engines.processes import CommandProcess, Processes, find_executable, sigterm_as_interrupt
+from fedsim.federation.federation_tables import FederationTable
 
 log = logging.getLogger(__name__)
 

@@ -13,9 +13,10 @@ from fedsim.audit.audit import make_audit
 from fedsim.audit.evaluation.foreign_recording import ForeignRecording
 from fedsim.audit.observers import observe_run
 from fedsim.base.errors import ConfigError, KnowledgeError, RunError
-from fedsim.federation.config import AdversaryTable, validate_tables
+from fedsim.federation.adversary_tables import AdversaryTable
 from fedsim.federation.integrity import compare_with_manifest
 from fedsim.federation.open_run import OpenRun
+from fedsim.federation.table_validation import validate_tables
 from fedsim.recording.adversary_role import AdversaryRole
 from fedsim.recording.message_format import MessageFormat
 from fedsim.report.page import write_report

@@ -12,7 +12,8 @@ import pytest
 from fedsim.audit.evaluation.foreign_recording import ForeignRecording
 from fedsim.audit.threat_model import apply_headers, facts_in_headers, grant_knowledge
 from fedsim.base.errors import AttackError, ConfigError, FedsimError
-from fedsim.federation.config import AdversaryTable, validate_tables
+from fedsim.federation.adversary_tables import AdversaryTable
+from fedsim.federation.table_validation import validate_tables
 from fedsim.interfaces.attack import Knowledge
 from fedsim.recording.header import DIFFERS_BY_CLIENT, Header
 

@@ -17,9 +17,10 @@ import torch
 from fedsim.base.errors import ConfigError, DataError, FedsimError, PluginError
 from fedsim.base.task import Task
 from fedsim.federation.build import Experiment, resolve
-from fedsim.federation.config import AttackFile, Config, validate_tables
+from fedsim.federation.config import AttackFile, Config
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.reading import load_config, read_toml
+from fedsim.federation.table_validation import validate_tables
 from fedsim.plugins import registry
 
 OFFLINE_DATA = ("digits", "handwriting", "leaf-synthetic", "shapes")

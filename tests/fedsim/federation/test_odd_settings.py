@@ -17,7 +17,8 @@ from fedsim.base.randomness import numpy_generator
 from fedsim.base.task import Task
 from fedsim.data import Dataset, Examples
 from fedsim.federation.build import Experiment, resolve
-from fedsim.federation.config import Config, validate_tables
+from fedsim.federation.config import Config
+from fedsim.federation.table_validation import validate_tables
 from fedsim.plugins import registry
 from fedsim.training.models.checks import check_network, limit_memory
 

@@ -9,7 +9,10 @@ from dataclasses import MISSING, fields
 import pytest
 
 from fedsim.base.errors import ConfigError
-from fedsim.federation.config import Config, KnowledgeTable, TrainingTable, validate_tables
+from fedsim.federation.adversary_tables import KnowledgeTable
+from fedsim.federation.config import Config
+from fedsim.federation.federation_tables import TrainingTable
+from fedsim.federation.table_validation import validate_tables
 from fedsim.interfaces.knowledge import FACTS, MESSAGE_FACTS, Knowledge
 from fedsim.training.settings import LocalTraining
 

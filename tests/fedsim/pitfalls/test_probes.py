@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedsim.federation.config import PartitionTable
+from fedsim.federation.federation_tables import PartitionTable
 from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.local_context import LocalContext
 from fedsim.pitfalls.defense_probe import find_missing_strength

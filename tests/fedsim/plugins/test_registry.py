@@ -14,7 +14,8 @@ import pytest
 
 from fedsim.base.errors import ConfigError, InstallationError, PluginError
 from fedsim.federation.build import build_attacks
-from fedsim.federation.config import AttackFile, validate_tables
+from fedsim.federation.config import AttackFile
+from fedsim.federation.table_validation import validate_tables
 from fedsim.plugins import registry
 
 

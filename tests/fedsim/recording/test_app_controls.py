@@ -12,8 +12,9 @@ from torch import Tensor
 
 from fedsim.audit.plausibility import check_fit
 from fedsim.base.errors import ConfigError, TranscriptError
-from fedsim.federation.config import AttackFile, validate_tables
+from fedsim.federation.config import AttackFile
 from fedsim.federation.open_run import OpenRun
+from fedsim.federation.table_validation import validate_tables
 from fedsim.interfaces.knowledge import Knowledge
 from fedsim.recording.control_variates import join_controls, split_controls
 from fedsim.recording.message_format import MessageFormat

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from fedsim.base.errors import ConfigError, TranscriptError
-from fedsim.federation.config import AttackFile, validate_tables
+from fedsim.federation.config import AttackFile
+from fedsim.federation.table_validation import validate_tables
 from fedsim.recording.message_format import MessageFormat
 from fedsim.recording.payloads import Payload, State
 from fedsim.recording.wire_format import Update

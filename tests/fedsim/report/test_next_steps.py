@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from fedsim.audit.evaluation.score import Score
-from fedsim.federation.config import Config, validate_tables
+from fedsim.federation.config import Config
+from fedsim.federation.table_validation import validate_tables
 from fedsim.recording.reported_accuracy import ReportedAccuracy
 from fedsim.report.headline import describe_accuracy
 from fedsim.report.learning import NoLearning, Remedy

@@ -22,8 +22,9 @@ from fedsim.audit.variants import settings_of
 from fedsim.base.files import hash_file
 from fedsim.base.papers import Paper, find_entry
 from fedsim.federation.build import build_attacks
-from fedsim.federation.config import AttackFile, validate_tables
+from fedsim.federation.config import AttackFile
 from fedsim.federation.open_run import OpenRun
+from fedsim.federation.table_validation import validate_tables
 from fedsim.plugins import registry
 from fedsim.recording.transcript import Transcript
 from fedsim.report.citations import FLOWER, bibtex

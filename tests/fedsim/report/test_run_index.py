@@ -15,8 +15,9 @@ from fedsim.audit.evaluation.score import Score
 from fedsim.audit.scores import SCORE_COLUMNS
 from fedsim.base.errors import ConfigError, RunError
 from fedsim.cli import index as cli_index
-from fedsim.federation.config import Config, validate_tables
+from fedsim.federation.config import Config
 from fedsim.federation.open_run import OpenRun
+from fedsim.federation.table_validation import validate_tables
 from fedsim.recording.manifest import ManifestFile
 from fedsim.recording.sealed import write_sealed_file
 from fedsim.report.index_entry import IndexEntry

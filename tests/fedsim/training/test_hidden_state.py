@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import fedsim
 from fedsim.audit.threat_model import check_hidden_state
 from fedsim.base.errors import ConfigError, PluginError
-from fedsim.federation.config import AdversaryTable
+from fedsim.federation.adversary_tables import AdversaryTable
 from fedsim.interfaces.knowledge import Knowledge
 from fedsim.training.hidden_state import has_hidden_state
 from fedsim.training.settings import LocalTraining

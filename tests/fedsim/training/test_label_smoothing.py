@@ -16,9 +16,10 @@ from fedsim.audit.evaluation.own_run import OwnRun
 from fedsim.audit.threat_model import apply_headers, full_knowledge
 from fedsim.base.errors import ConfigError
 from fedsim.base.task import smooth_labels, squared_error
+from fedsim.federation.adversary_tables import AdversaryTable
 from fedsim.federation.build import Experiment
-from fedsim.federation.config import AdversaryTable, validate_tables
 from fedsim.federation.open_run import OpenRun
+from fedsim.federation.table_validation import validate_tables
 from fedsim.interfaces.attack import Attack, Knowledge
 from fedsim.plugins import registry
 from fedsim.recording.header import Header

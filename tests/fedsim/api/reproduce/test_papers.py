@@ -10,7 +10,7 @@ from fedsim.api.reproduce import papers as read
 from fedsim.api.reproduce.figures import FigureVerdict
 from fedsim.api.reproduce.papers import PublishedTable, compare_figures, find_tables, read_papers, read_results
 from fedsim.base.errors import ConfigError
-from fedsim.federation.config import validate_tables
+from fedsim.federation.table_validation import validate_tables
 
 FIVE = ["angular-lipschitz", "lavp", "lmra", "sme", "tgias-ro"]
 FIELD = "field"
