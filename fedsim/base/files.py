@@ -153,19 +153,23 @@ def remove_leftovers(folder: Path) -> None:
 
 
 @contextmanager
-def temporary_folder() -> Iterator[Path]:
-    """Yield a temporary folder, after removing those that killed fedsim processes left.
+def temporary_folder(place: Path | None = None) -> Iterator[Path]:
+    """Yield a temporary folder that no other user can enter, after removing those that killed fedsim processes left.
 
     Each folder has a file that its process keeps locked as long as it lives. So a folder in use is
     not removed, nor is one without such a file.
+
+    Args:
+        place: where to make it; by default where the system has temporary files.
     """
+    place = place or Path(gettempdir())
     # Remove the folders of processes that no longer hold their lock.
-    for lock_file in Path(gettempdir()).glob(f"fedsim-*/{_LOCK_FILE}"):
+    for lock_file in place.glob(f"fedsim-*/{_LOCK_FILE}"):
         with suppress(OSError), _lock(lock_file, os.O_RDONLY):
             if lock_file.stat().st_uid == os.geteuid():
                 shutil.rmtree(lock_file.parent, ignore_errors=True)
     # Lock a new file before it gets its name, so that nobody sees it without its lock.
-    with TemporaryDirectory(prefix="fedsim-", ignore_cleanup_errors=True) as name, ExitStack() as stack:
+    with TemporaryDirectory(prefix="fedsim-", dir=place, ignore_cleanup_errors=True) as name, ExitStack() as stack:
         new_lock_file = Path(name) / f"{_LOCK_FILE}.new"
         with suppress(OSError):  # on file systems without locks, leftovers stay
             stack.enter_context(_lock(new_lock_file, os.O_CREAT | os.O_EXCL | os.O_RDWR))

@@ -167,10 +167,33 @@ def test_a_ray_of_ours_starts_neither_of_its_monitors(monkeypatch: pytest.Monkey
         started[0].update_if_absent(include_log_monitor=True)
 
     monkeypatch.setattr(ray, "init", note_parameters)
-    fedsim.federation.engines.ray._connect(None, 1, "engine ray")
+    fedsim.federation.engines.ray._connect(None, 1, "engine ray", None)
     (parameters,) = started
     assert parameters.no_monitor
     assert not parameters.include_log_monitor
+
+
+@pytest.mark.parametrize("place", ["/scratch/of/a/cluster/job-1234", ""])
+def test_no_other_user_can_enter_the_folder_of_a_ray_of_ours(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray lets all users write to its own folder, so that they could put other sockets there, or other code."""
+    import ray
+
+    folders: list[Path] = []
+
+    def note_folder(_temp_dir: str, **_: Any) -> None:
+        folders.append(Path(_temp_dir).parent)
+        assert folders[0].stat().st_mode & 0o077 == 0
+        raise RuntimeError("no more is asked")
+
+    monkeypatch.setenv("RAY_TMPDIR", place)
+    monkeypatch.setattr(ray, "init", note_folder)
+    with pytest.raises(RunError, match="no more is asked"), fedsim.federation.engines.ray.ray_session(None, 1):
+        pass
+    (folder,) = folders
+    assert not folder.exists(), "it is removed with what Ray wrote"
+    assert len(os.fsencode(folder)) <= 18 + len("/fedsim-12345678")
 
 
 def test_a_ray_of_our_host_program_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

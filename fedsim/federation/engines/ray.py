@@ -5,7 +5,9 @@ and cannot pass a run_config to the ServerApp, and because its pools have sizes 
 machine.
 
 Anybody who reaches a Ray can run code in it, and by default it listens on every interface and asks
-for no password. The Ray that is started here listens on loopback and requires a secret token.
+for no password. The Ray that is started here listens on loopback and requires a secret token. Its
+folder with sockets, logs and packed code, which it lets anybody write to, is in one that no other
+user can enter.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 from unittest.mock import patch
 
@@ -32,6 +36,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedsim.base.errors import FedsimError, InstallationError, RunError, first_line, join_first
+from fedsim.base.files import temporary_folder
 from fedsim.federation.engines import ray_watchdog
 from fedsim.federation.engines.engine import Engine, FederationJob
 from fedsim.federation.engines.processes import sigterm_as_interrupt
@@ -53,6 +58,8 @@ _CONNECT_TIMEOUT = 3.0
 """Seconds in which a port has to accept a connection; Ray's answer may take longer."""
 _WATCH_INTERVAL, _MAX_IDLE = 5.0, 300.0
 """Seconds between two looks at a cluster, and for which all actors may be without a core."""
+_MAX_PLACE_BYTES = 18
+"""Longest path of the folder in which there is one for Ray: those of its sockets may have 107 bytes, 103 on macOS."""
 _REMEDY = "start one there with `ray start --head`, or leave the address out"
 _CLUSTER_ID = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 _ALL_NODES = "/ray.rpc.NodeInfoGcsService/GetAllNodeInfo"
@@ -168,7 +175,8 @@ def _connection(address: str | None, actors: int | None, where: str) -> Iterator
 
     with ExitStack() as cleanup:
         try:
-            _connect(address, actors, f"{where}.address")
+            folder = None if address else cleanup.enter_context(temporary_folder(_place_of_sockets()))
+            _connect(address, actors, f"{where}.address", folder)
             if address:
                 _compare_hosts()
             else:
@@ -286,8 +294,14 @@ def node_count(actors: int, clients: int) -> int:
     return min(actors * NODES_PER_ACTOR, clients)
 
 
-def _connect(address: str | None, actors: int | None, where: str) -> None:
-    """Start Ray, or join a cluster; Flower then uses that one."""
+def _place_of_sockets() -> Path:
+    """Return where Ray's folder goes: that of temporary files, or /tmp where its name leaves sockets no room."""
+    place = Path(os.environ.get("RAY_TMPDIR") or gettempdir()).absolute()
+    return place if len(os.fsencode(place)) <= _MAX_PLACE_BYTES else Path("/tmp")
+
+
+def _connect(address: str | None, actors: int | None, where: str, folder: Path | None) -> None:
+    """Start Ray with its files in `folder`, or join a cluster; Flower then uses that one."""
     import ray
     from ray._private import parameter, ray_constants
 
@@ -302,7 +316,7 @@ def _connect(address: str | None, actors: int | None, where: str) -> None:
         without_monitors: dict[str, Any] = {"no_monitor": True, "include_log_monitor": False}
         unmonitored = partial(parameter.RayParams, **without_monitors)
         with no_cluster, patch.object(parameter, "RayParams", unmonitored):
-            ray.init(address="local", num_cpus=actors, **quiet)
+            ray.init(address="local", num_cpus=actors, _temp_dir=str(folder / "ray") if folder else None, **quiet)
         return
     log.info("joining the Ray cluster at %s", address)
     try:
