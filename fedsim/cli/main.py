@@ -35,7 +35,7 @@ from fedsim.cli.inspect import inspect
 from fedsim.cli.lint import lint
 from fedsim.cli.materialise import materialise
 from fedsim.cli.new import new
-from fedsim.cli.options import print_error
+from fedsim.cli.options import Sentence, print_error
 from fedsim.cli.plugins import list_plugins, show
 from fedsim.cli.report import report
 from fedsim.cli.reproduce import reproduce
@@ -91,6 +91,8 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without ± is no reason to fail
+    if logging.lastResort is not None:  # it shows what commands without a display warn of
+        logging.lastResort.setFormatter(Sentence())
     keep_freed_memory()
     with restrict_code(sys.argv[1:], anything="--trust" in sys.argv):
         sentence, code = _run_command()

@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 
 if TYPE_CHECKING:
     from fedsim.api.pipeline import AuditResult
 
-console = Console()
+
+class _Screen(Console):
+    """Console whose terminal obeys no control character of a text, which may be a stranger's."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """See Console."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(blank_control_characters(segment.text), segment.style)
+
+
+class Sentence(logging.Formatter):
+    """Format a record as a line for the screen; a traceback is for the file alone."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the sentence alone."""
+        return strip_control_characters(record.getMessage())
+
+
+console = _Screen()
 _MAX_LETTERS = 10_000
 """Most letters of a sentence that are shown."""
 Overrides = Annotated[
@@ -86,8 +106,19 @@ def strip_control_characters(text: str) -> str:
 
     A stranger's file may have it quoted.
     """
-    shown = "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in text[:_MAX_LETTERS])
+    shown = blank_control_characters(text[:_MAX_LETTERS])
     return shown if len(text) <= _MAX_LETTERS else f"{shown}…"
+
+
+def blank_control_characters(text: str) -> str:
+    r"""Return `text` with a blank in place of each character that a terminal would obey, or that turns its direction.
+
+    >>> blank_control_characters("loss\x1b[2J\u202e of\nclient 3")
+    'loss [2J  of\nclient 3'
+    """
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in text)
 
 
 def number_of(count: int, noun: str) -> str:

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedsim.base.errors import ConfigError, FedsimError, did_you_mean
-from fedsim.cli.options import console
+from fedsim.cli.options import blank_control_characters, console
 from fedsim.plugins import registry
 from fedsim.plugins.descriptions import describe_plugin
 
@@ -58,6 +58,7 @@ def lay_out(head: str, parts: Sequence[str]) -> str:
 
     On a terminal each of `parts` begins a new line.
     """
+    head, parts = blank_control_characters(head), [blank_control_characters(part) for part in parts]
     if not console.is_terminal:
         return head + "  ".join(parts)
     room = max(_MIN_TEXT_WIDTH, console.width - len(head))

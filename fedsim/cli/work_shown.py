@@ -16,7 +16,7 @@ from rich.table import Column, Table
 
 from fedsim.api.logs import OnceFilter, listen
 from fedsim.base.progress import listen_to_progress
-from fedsim.cli.options import console, strip_control_characters
+from fedsim.cli.options import Sentence, console
 from fedsim.cli.screen import PhaseDisplay, RoundFilter, VictimFilter
 from fedsim.report.exposure import mean_quantities
 from fedsim.report.score_ceilings import summarise_ceilings
@@ -40,7 +40,7 @@ def show_work(
     """Show the program's own log lines and progress; yields the function to call with the progress of each attack."""
     logger = logging.getLogger("fedsim")
     screen = RichHandler(console=console, show_path=False, show_level=False, log_time_format="%H:%M:%S")
-    screen.setFormatter(_Sentence())
+    screen.setFormatter(Sentence())
     if quiet:
         screen.setLevel(logging.ERROR)
     if not verbose:
@@ -163,11 +163,3 @@ def score_table(attack: str, readings: Sequence[ScoreReading]) -> Table:
         table.add_row(item.metric, *map(escape, (score, count, floor)), f"{verdict}\n[dim]{escape(reading.remark)}[/]")
     table.caption = escape("; ".join(missing))
     return table
-
-
-class _Sentence(logging.Formatter):
-    """Format a record as a line for the screen; a traceback is for the file alone."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the sentence alone."""
-        return strip_control_characters(record.getMessage())

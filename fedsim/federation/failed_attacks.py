@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
-from fedsim.base.errors import RunError, one_line
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import RunFolder, read_rows
 
@@ -52,18 +51,12 @@ def read_failed_attacks(folder: RunFolder) -> list[FailedAttack]:
         RunError: the rows are not as an audit writes them.
     """
     failed_attacks = []
-    for row in read_rows(folder.failures, _COLUMNS):
-        counts = {name: row[name] for name in ("victim", "repeat")}
-        for text in counts.values():
-            if not text.isdecimal():
-                raise RunError(
-                    f"{folder.failures}: has {one_line(text)!r} in place of a count; remove it, and attack again"
-                )
+    for row in read_rows(folder.failures, _COLUMNS, counts=("victim", "repeat")):
         attempt = FailedAttack(
             attack=row["attack"],
             round=row["round"],
-            victim=int(counts["victim"]),
-            repeat=int(counts["repeat"]),
+            victim=int(row["victim"]),
+            repeat=int(row["repeat"]),
             why=row["why"],
         )
         failed_attacks.append(attempt)

@@ -27,6 +27,8 @@ _RUN_FILES = (
     "dossier.html", "dossier.json", "dossier.junit.xml",
 )  # fmt: skip
 """Patterns of all files that fedsim leaves in a run folder, apart from half-written ones."""
+_MAX_DIGITS = 20
+"""Most digits of a count: those of Flower's node ids, which have 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -219,20 +221,24 @@ def as_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
     return text.getvalue()
 
 
-def read_rows(path: Path, texts: Iterable[str] = (), numbers: Iterable[str] = ()) -> list[dict[str, str]]:
+def read_rows(
+    path: Path, texts: Iterable[str] = (), numbers: Iterable[str] = (), counts: Iterable[str] = ()
+) -> list[dict[str, str]]:
     """Read the rows of a CSV file; none where there is no such file.
 
     Args:
+        path: of the file.
         texts: columns that have to exist.
         numbers: columns that have to hold a number or nothing.
+        counts: columns that have to hold a whole number from 0 on, such as the id of a client.
 
     Raises:
         RunError: it cannot be read, or such a column is wrong.
     """
     if not path.is_file():
         return []
-    texts, numbers = tuple(texts), tuple(numbers)
-    needed = frozenset(texts)
+    texts, numbers, counts = tuple(texts), tuple(numbers), tuple(counts)
+    needed = frozenset((*texts, *counts))
     rows = list[dict[str, str]]()
     try:
         with path.open(encoding="utf-8", newline="") as file:
@@ -242,13 +248,16 @@ def read_rows(path: Path, texts: Iterable[str] = (), numbers: Iterable[str] = ()
             for line, values in enumerate(filter(None, reader), 2):
                 row = dict(zip(columns, values, strict=False))
                 if not needed.issubset(row):
-                    raise ValueError(f"line {line} lacks {next(name for name in texts if name not in row)}")
+                    raise ValueError(f"line {line} lacks {next(name for name in (*texts, *counts) if name not in row)}")
                 for name in numbers:
                     float(row.get(name) or 0)
+                for name in counts:
+                    check_count(row[name])
                 rows.append(row if len(row) == len(columns) else dict.fromkeys(columns) | row)  # type: ignore[arg-type]
         return rows
     except (OSError, ValueError, csv.Error) as error:
-        raise RunError(f"{path}: cannot be read ({error}); remove it, and attack or resume the run") from error
+        reason = one_line(str(error))
+        raise RunError(f"{path}: cannot be read ({reason}); remove it, and attack or resume the run") from error
 
 
 def read_metrics(folder: RunFolder) -> list[dict[str, str]]:
@@ -257,10 +266,8 @@ def read_metrics(folder: RunFolder) -> list[dict[str, str]]:
     Raises:
         RunError: they are not as a run writes them.
     """
-    rows = read_rows(folder.metrics, ("round", "client"), ("accuracy", "loss", "guess", "num_examples", "seconds"))
-    if invalid := [row["round"] for row in rows if not row["round"].isdecimal()]:
-        raise RunError(f"{folder.metrics}: has a round {one_line(invalid[0])!r}; remove it, and resume the run")
-    return rows
+    numbers = ("accuracy", "loss", "guess", "num_examples", "seconds")
+    return read_rows(folder.metrics, ("client",), numbers, ("round",))
 
 
 def read_refusals(folder: RunFolder) -> dict[str, str]:
@@ -281,11 +288,8 @@ def read_ledger(folder: RunFolder) -> list[dict[str, str]]:
     # This imports torch, which would delay errors about the experiment file.
     from fedsim.privacy.ledger import NUMERIC_COLUMNS
 
-    rows = read_rows(
-        folder.ledger, ("round", "client", "defense", "counts", "trusted", *NUMERIC_COLUMNS), NUMERIC_COLUMNS
-    )
-    _check_counts(folder.ledger, rows, ("round", "client", "counts"))
-    return rows
+    counts = ("round", "client", "counts")
+    return read_rows(folder.ledger, ("defense", "trusted", *NUMERIC_COLUMNS), NUMERIC_COLUMNS, counts)
 
 
 def read_exposures(folder: RunFolder) -> list[dict[str, str]]:
@@ -296,12 +300,10 @@ def read_exposures(folder: RunFolder) -> list[dict[str, str]]:
     """
     from fedsim.exposure.of_clients import COLUMNS  # imports torch, likewise
 
-    rows = read_rows(folder.exposure, COLUMNS, ("value",))
-    _check_counts(folder.exposure, rows, ("round", "client"))
-    return rows
+    return read_rows(folder.exposure, COLUMNS, ("value",), ("round", "client"))
 
 
-def _check_counts(path: Path, rows: Iterable[Mapping[str, str]], columns: Sequence[str]) -> None:
-    for row in rows:
-        if invalid := [row[name] for name in columns if not row[name].isdecimal()]:
-            raise RunError(f"{path}: has {one_line(invalid[0])!r} in place of a count; put the file back")
+def check_count(text: str) -> None:
+    """Raise ValueError unless `text` is a whole number from 0 on, such as a client's id or a round."""
+    if not (text.isdecimal() and len(text) <= _MAX_DIGITS):
+        raise ValueError(f"has {one_line(text)[: 2 * _MAX_DIGITS]!r} in place of a count")

@@ -13,8 +13,8 @@ from fedsim.audit.audit import Audit
 from fedsim.audit.finding_files import read_facts
 from fedsim.audit.scores import SCORE_COLUMNS
 from fedsim.audit.variants import variant_columns, variant_names
-from fedsim.base.errors import FedsimError
-from fedsim.federation.run_folder import RunFolder, read_rows
+from fedsim.base.errors import FedsimError, RunError
+from fedsim.federation.run_folder import RunFolder, check_count, read_rows
 from fedsim.plugins import registry
 from fedsim.report.verdicts import AttackTraits
 
@@ -49,7 +49,15 @@ def read_scores(folder: RunFolder) -> list[dict[str, str]]:
     Raises:
         RunError: the table is not one that an audit writes.
     """
-    return read_rows(folder.scores, SCORE_COLUMNS, ("value", "floor", "nearest_public", "ceiling", "examples"))
+    numbers = ("value", "floor", "nearest_public", "ceiling")
+    rows = read_rows(folder.scores, SCORE_COLUMNS, numbers, ("victim", "repeat", "examples"))
+    try:  # a round may be several, as 1-10
+        for span in {row["round"] for row in rows}:
+            for number in span.split("-"):
+                check_count(number)
+    except ValueError as error:
+        raise RunError(f"{folder.scores}: {error}; remove it, and attack again") from error
+    return rows
 
 
 def name_attacks(

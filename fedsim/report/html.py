@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -17,10 +18,14 @@ from fedsim.report.reproduction_needs import strip_folders
 from fedsim.report.summary import join_titles
 
 TEMPLATES = Path(__file__).parent / "templates"
+_UNSEEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Characters that no page may hold, or that turn the direction of a text, so that it is read as another one."""
 
 
 def render_page(template: str, scripts: Sequence[str] = (), **values: Any) -> str:
     """Render a whole page.
+
+    Control characters, which a stranger's name may have, are shown as �.
 
     Args:
         template: name of a file in `templates/` that extends `base.html.j2`.
@@ -34,7 +39,8 @@ def render_page(template: str, scripts: Sequence[str] = (), **values: Any) -> st
         "scripts": [Markup(text) for text in script_texts],
         "allowed": allowed or "'none'",
     }  # our own files, nothing else
-    return environment().get_template(template).render(base_values | values)
+    page = environment().get_template(template).render(base_values | values)
+    return _UNSEEN.sub("\ufffd", page)
 
 
 def render_fragment(template: str, **values: Any) -> Markup:

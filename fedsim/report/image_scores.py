@@ -61,12 +61,12 @@ def read_example_scores(folder: RunFolder) -> ExampleScores:
         RunError: the table is not one that an audit writes.
     """
     scores: dict[FindingKey, dict[str, dict[int, float]]] = {}
-    rows = read_rows(folder.images, IMAGE_SCORE_COLUMNS, ("value", "image"))
+    rows = read_rows(folder.images, IMAGE_SCORE_COLUMNS, ("value",), ("image",))
     for (*key, metric), finding_rows in groupby(rows, itemgetter(*_KEY_COLUMNS, "metric")):
         if describe_metric(metric).ranks_examples:
             title, variant, number, victim, repeat = key
             by_example = scores.setdefault((title, variant, number, victim, repeat), {}).setdefault(metric, {})
-            by_example.update((int(float(row["image"])), float(row["value"])) for row in finding_rows)
+            by_example.update((int(row["image"]), float(row["value"])) for row in finding_rows)
     return {
         key: {metric: _as_list(by_example) for metric, by_example in metrics.items()} for key, metrics in scores.items()
     }

@@ -47,7 +47,7 @@ def sweep_rows(
     proved, measured = _proved_epsilons(folder, role), _measured_epsilons(folder)
     accuracies = _client_accuracies(folder)
     seconds = _attack_seconds(folder)
-    scored = list(read_rows(folder.scores, SCORE_COLUMNS, _NUMBER_COLUMNS))
+    scored = list(read_rows(folder.scores, SCORE_COLUMNS, _NUMBER_COLUMNS, ("victim", "repeat", "examples")))
     if variants is not None:
         scored = [row for row in scored if row["variant"] == variants.get(row["attack"])]
     rows = []

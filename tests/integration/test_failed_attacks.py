@@ -119,7 +119,7 @@ def test_a_failure_that_is_struck_out_by_hand_is_noticed(run: Path) -> None:
 def test_a_damaged_table_is_refused_with_its_remedy(run: Path) -> None:
     path = RunFolder(run).failures
     path.write_text(path.read_text().replace(",1,1,0,", ",1,one,0,"))
-    with pytest.raises(RunError, match=r"failed\.csv: has 'one' in place of a count"):
+    with pytest.raises(RunError, match=r"failed\.csv: .*has 'one' in place of a count"):
         fedsim.open(run).summary()
 
 

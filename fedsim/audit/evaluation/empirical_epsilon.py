@@ -68,7 +68,8 @@ COLUMNS = (
     "confidence",
 )  # fmt: skip
 """Columns of `empirical-epsilon.csv`."""
-_NUMBER_COLUMNS = tuple(name for name in COLUMNS if name != "defense")
+_COUNT_COLUMNS = ("rounds", "canaries", "guesses", "right")
+_NUMBER_COLUMNS = tuple(name for name in COLUMNS if name not in ("defense", *_COUNT_COLUMNS))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +160,7 @@ def read_epsilons(folder: RunFolder) -> list[EpsilonComparison]:
             ),
             confidence=float(row["confidence"]),
         )
-        for row in read_rows(folder.epsilons, COLUMNS, _NUMBER_COLUMNS)
+        for row in read_rows(folder.epsilons, COLUMNS, _NUMBER_COLUMNS, _COUNT_COLUMNS)
     ]
 
 

@@ -1,0 +1,60 @@
+"""Texts and numbers that a stranger wrote: what a terminal and a page show of them, and what tables may hold."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from rich.markup import escape
+from rich.table import Table
+
+from fedsim.audit.scores import SCORE_COLUMNS
+from fedsim.base.errors import RunError
+from fedsim.cli.options import console
+from fedsim.cli.plugins import lay_out
+from fedsim.federation.run_folder import RunFolder, as_csv
+from fedsim.report.attack_traits import read_scores
+from fedsim.report.run_index import RunIndex, write_index_page
+
+NAME = "\x1b]0;owned\x07\u202eclient[/]"
+
+
+def test_no_table_of_the_screen_holds_what_a_terminal_obeys(capsys: pytest.CaptureFixture[str]) -> None:
+    """To escape for rich keeps brackets from being styles, and does nothing else."""
+    table = Table("name", title=escape(NAME))
+    table.add_row(escape(NAME))
+    console.file = sys.stdout  # that of this test
+    try:
+        console.print(table)
+        console.print(NAME, markup=False, soft_wrap=True)
+    finally:
+        console._file = None
+    print(lay_out(NAME, [NAME]))
+    said = capsys.readouterr().out
+    assert said.count("client[") == 5
+    assert not set(said) & set("\x1b\x07\u202e")
+
+
+def test_no_page_holds_what_turns_its_texts_around(tmp_path: Path) -> None:
+    """A name that a browser shows from right to left reads as another one."""
+    folder = tmp_path / "\u202egnp.exe\x07"
+    folder.mkdir()
+    page = write_index_page(RunIndex(folder=folder, entries=[], num_skipped=0, num_stores=0)).read_text(
+        encoding="utf-8"
+    )
+    assert "\ufffdgnp.exe\ufffd" in page
+    assert not set(page) & set("\u202e\x07")
+
+
+@pytest.mark.parametrize(
+    ("column", "text"),
+    [("victim", "x"), ("victim", "-1"), ("victim", "9" * 5000), ("repeat", "1.5"), ("examples", ""), ("round", "1-x")],
+)
+def test_a_count_in_the_scores_that_is_none_is_one_sentence(column: str, text: str, tmp_path: Path) -> None:
+    row = dict.fromkeys(SCORE_COLUMNS, "1") | {column: text}
+    folder = RunFolder(tmp_path)
+    folder.scores.write_text(as_csv(SCORE_COLUMNS, [row]))
+    with pytest.raises(RunError, match=r"scores\.csv: .*has '.*' in place of a count") as caught:
+        read_scores(folder)
+    assert len(str(caught.value)) < 500 + len(str(tmp_path))
