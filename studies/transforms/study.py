@@ -26,7 +26,7 @@ from fedsim.interfaces.attack import Target
 from fedsim.interfaces.defense import copy_with_facts
 from fedsim.interfaces.knowledge import Knowledge
 from studies.running import Row
-from studies.trust.study import VICTIMS, case_tables, record_case
+from studies.trust.study import VICTIMS, case_tables, count_victims, record_case
 from studies.writing import group_rows, markdown_table
 
 TURNS = (-30, -15, 0, 15, 30)
@@ -103,6 +103,6 @@ def tables(rows: Rows) -> dict[str, str]:
         for name in SCORES:
             mean, margin = mean_and_margin({(row["seed"], row["victim"]): 100 * float(row[name]) for row in of_cell})
             line.append(f"{mean:.0f} ± {margin:.0f}")
-        lines.append([*line, f"{len(of_cell)} of {len({row['seed'] for row in of_cell})}"])
-    head = ["defense", "public images", *(f"{text}, %" for text in SCORES.values()), "victims of seeds"]
+        lines.append([*line, count_victims(of_cell)])
+    head = ["defense", "public images", *(f"{text}, %" for text in SCORES.values()), "victims"]
     return {"": markdown_table(head, lines)}

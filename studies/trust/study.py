@@ -195,9 +195,10 @@ def tables(rows: Rows) -> dict[str, str]:
         line = [case, accuracy_text(of_case), promised_epsilon(of_case[0]["epsilon"])]
         for metric, text in (("psnr", gain_text), ("identified", share_text)):
             line += [attack_text(of_case, attack, metric, text) for attack in attacks]
-        lines.append([*line, victims_text(of_case), seeds_text(of_case, found[NONE])])
-    head = ["defense", "accuracy", "ε", *attacks, *(f"identified: {name}" for name in attacks), "victims", "verdict"]
-    return {"": markdown_table(head, lines)}
+        lines.append([*line, victims_text(of_case, attacks), seeds_text(of_case, found[NONE])])
+    head = ["defense", "accuracy", "ε", *(f"{name}, dB" for name in attacks)]
+    head += [f"identified: {name}, %" for name in attacks]
+    return {"": markdown_table([*head, "victims", "verdict"], lines)}
 
 
 def case_order() -> list[str]:
@@ -244,11 +245,26 @@ def accuracy_text(rows: Rows) -> str:
     return f"{np.mean(list(by_seed.values())):.1%}"
 
 
-def victims_text(rows: Rows) -> str:
-    """Format how many victims of how many seeds were attacked most."""
+def victims_text(rows: Rows, attacks: Sequence[str]) -> str:
+    """Format how many victims of how many seeds were attacked, by attack where they were not equally many."""
+    attacks_by_count: dict[str, list[str]] = {}
+    for attack in attacks:
+        if of_attack := [row for row in select_rows(rows, attack=attack) if row["victim"]]:
+            attacks_by_count.setdefault(count_victims(of_attack), []).append(attack)
+    if len(attacks_by_count) == 1:
+        return attacks_by_count.popitem()[0]
+    return "; ".join(f"{', '.join(names)}: {count}" for count, names in attacks_by_count.items())
+
+
+def count_victims(rows: Rows) -> str:
+    """Format how many victims of how many seeds there are.
+
+    >>> count_victims([{"seed": "1", "victim": "0"}, {"seed": "1", "victim": "1"}])
+    '2, 1 seed'
+    """
+    victims = {(row["seed"], row["victim"]) for row in rows}
     seeds = {row["seed"] for row in rows}
-    count = len({(row["seed"], row["victim"]) for row in rows if row["victim"]})
-    return f"{count} of {len(seeds)}"
+    return f"{len(victims)}, {len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'}"
 
 
 def seeds_text(rows: Rows, undefended: Rows) -> str:
