@@ -29,8 +29,8 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 Evidence = Literal["matches", "candidates", "victims", "few messages", "compared victims", "none"]
 """What the scores of victims say about leakage. `matches`: each example is matched or not, the floor
 is how often chance does it, and a test over the examples of all victims decides, from one victim
-on. `candidates`: each victim's value has a known spread by chance, see
-`Metric.chance_spread`, so that one victim with many candidates is enough. `victims`: each speaks
+on. `candidates`: each victim's value has a known spread by chance, see `Metric.chance_spread` and
+`Metric.chance_tail`, so that one victim with many candidates is enough. `victims`: each speaks
 for itself, and a sign test over them decides. `few messages`: likewise, but each is of one or a few
 messages that are right or wrong. `compared victims`: victims are compared with one another, so that
 nothing can be concluded from their number. `none`: the metric says nothing about leakage."""
@@ -107,6 +107,17 @@ class Metric:
             count: number of the victim's candidates.
         """
         raise NotImplementedError(f"{type(self).__name__} has no spread by chance; its evidence is '{self.evidence}'")
+
+    def chance_tail(self, value: float, count: int) -> float | None:
+        """Return how often chance gives one victim `value` or more; None where `chance_spread` tells.
+
+        Metrics whose evidence is `candidates` override it where values by chance are skewed.
+
+        Args:
+            value: of one victim, or the mean of several.
+            count: number of the victim's candidates.
+        """
+        return None
 
     @classmethod
     def describe_facts(cls) -> list[str]:

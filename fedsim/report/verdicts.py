@@ -177,20 +177,26 @@ def _judge_candidates(item: Summary) -> tuple[str, str]:
     from scipy.special import ndtr  # likewise
 
     metric = describe_metric(item.metric)
+    candidates = sum(item.examples.values()) if item.unit == "victim" else max(item.examples.values())
+    total = item.count + item.num_missing if item.unit == "victim" else 1
+    remark = f"{candidates:.0f} candidates of {number_of(total, 'victim')}"
+    # Where values by chance are skewed, the mean over victims counts as that of one, which spreads no less.
+    mean = item.floor + (item.mean - item.floor) * (item.count / total if item.unit == "victim" else 1)
+    tail = metric.chance_tail(mean, round(min(item.examples.values())))
+    if tail is not None:
+        return _conclude(tail, item), remark
     spreads = [metric.chance_spread(round(count)) for count in item.examples.values()]
     deviations, steps = (np.array(part) for part in zip(*spreads, strict=True))
     if item.unit != "victim":  # rounds and starts of one victim are about the same candidates
-        total, gain, deviation = 1, item.gain, float(deviations.max())
+        gain, deviation = item.gain, float(deviations.max())
     else:
         # A victim without a score has no gain and spreads as the others do. All victims may have the
         # same candidates that are no members, and so half of the variance in common.
-        total = item.count + item.num_missing
         gain = item.gain * item.count / total
         deviation = math.sqrt(float(np.square(deviations).mean()) * (1 + 1 / total) / 2)
     # Half a step makes the normal distribution fit one of few values.
     p_value = float(ndtr(-(gain - float(steps.min()) / total / 2) / deviation))
-    candidates = sum(item.examples.values()) if item.unit == "victim" else max(item.examples.values())
-    return _conclude(p_value, item), f"{candidates:.0f} candidates of {number_of(total, 'victim')}"
+    return _conclude(p_value, item), remark
 
 
 def _conclude(p_value: float, item: Summary) -> str:

@@ -67,6 +67,14 @@ def claim_half(count: int) -> SilentScore:
     return draw
 
 
+def find_members(rng: torch.Generator, candidates: int = 200) -> tuple[Score, int]:
+    """Members score as others do, and those above all others but one are found."""
+    half = candidates // 2
+    scores = torch.rand(2, half, generator=rng)
+    value = float((scores[0] > scores[1].sort().values[-2]).double().mean())
+    return Score.against_guesses("tpr_at_1_in_100", value, {"chance": 2 / (half + 1)}), candidates
+
+
 def toss_coins(rng: torch.Generator) -> tuple[Score, int]:
     """Reconstructions are better than the best guess for half of all victims."""
     value = float(torch.randn((), generator=rng))
@@ -87,6 +95,7 @@ KINDS: dict[str, SilentScore] = {
     "membership AUC, 200 candidates": order_candidates(200),
     "membership accuracy, 20 candidates": claim_half(20),
     "membership accuracy, 200 candidates": claim_half(200),
+    "membership TPR at FPR 1 %, 200 candidates": find_members,
     "PSNR and other scores of victims": toss_coins,
     "property of a client, 7 of 10 alike": guess_majority,
 }

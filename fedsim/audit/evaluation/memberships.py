@@ -70,8 +70,21 @@ class TruePositiveRate(MembershipAuc):
 
     title = "TPR at FPR 1 %"
     is_share = True
-    evidence = "victims"
     preference = 152
+    false_positive_rate: ClassVar[float] = RATES["tpr_at_1_in_100"]
+
+    def chance_tail(self, value: float, count: int) -> float | None:
+        """Return the chance that so many members score above the highest non-members but k (beta-binomial).
+
+        Of several victims the mean counts: they may share their non-members and so the threshold, and one that is low
+        by chance favours all of them.
+        """
+        from scipy.stats import betabinom  # takes a second
+
+        members = count // 2
+        allowed = math.floor(members * self.false_positive_rate)
+        hits = math.floor(value * members + 1e-9)
+        return float(betabinom.sf(hits - 1, members, allowed + 1, members - allowed))
 
 
 class TruePositiveRateOfFew(TruePositiveRate):
@@ -79,6 +92,7 @@ class TruePositiveRateOfFew(TruePositiveRate):
 
     title = "TPR at FPR 0.1 %"
     preference = 153
+    false_positive_rate = RATES["tpr_at_1_in_1000"]
 
 
 @dataclass(frozen=True)
