@@ -25,7 +25,7 @@ from fedsim.base.progress import report_progress
 from fedsim.federation import lock
 from fedsim.federation.app_file import RUN_TABLES
 from fedsim.federation.app_run import build_app_defenses
-from fedsim.federation.defense_limits import describe_defense_limits
+from fedsim.federation.defense_limits import describe_defense_limits, find_open_rounds
 from fedsim.federation.flower_app import FlowerApp
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.reading import read_toml
@@ -137,6 +137,7 @@ class _CellResult:
     seconds: float
     reason: str = ""
     defense_limits: str = ""
+    open_rounds: str = ""
 
 
 def _run_group(group: Sequence[AppCell], folder: OpenRun, trust: bool) -> dict[str, _CellResult]:
@@ -156,9 +157,11 @@ def _run_group(group: Sequence[AppCell], folder: OpenRun, trust: bool) -> dict[s
     except FedsimError as error:
         return {cell.key: _CellResult((), time.monotonic() - start, str(error)) for cell in group}
     seconds = (time.monotonic() - start) / len(group)
-    undefended = " ".join(describe_defense_limits(build_app_defenses(request.file), folder.recording.rounds))
+    defenses, rounds = build_app_defenses(request.file), folder.recording.rounds
+    limits = " ".join(describe_defense_limits(defenses, rounds))
+    open_rounds = " ".join(map(str, find_open_rounds(defenses, rounds)))
     return {
-        key: _CellResult(rows[key], seconds, _find_failures(title, titles, done), undefended)
+        key: _CellResult(rows[key], seconds, _find_failures(title, titles, done), limits, open_rounds)
         for key, title in titles.items()
     }
 
@@ -202,13 +205,14 @@ def _score_rows(cells: Sequence[AppCell], results: Mapping[str, _CellResult]) ->
 def _cell_rows(cells: Sequence[AppCell], results: Mapping[str, _CellResult]) -> Iterator[dict[str, Any]]:
     for cell in cells:
         row = {**_cell_columns(cell), "added": int(cell.point.is_added), "run": ""}
-        row |= {"no_control": "", "defense_limits": ""}
+        row |= {"no_control": "", "defense_limits": "", "open_rounds": ""}
         if cell.key not in results:
             yield row | {"state": "not done", "reason": ""}
             continue
         result = results[cell.key]
         state = "failed" if result.reason else "done"
-        row |= {"defense_limits": result.defense_limits, "state": state, "reason": result.reason}
+        row |= {"defense_limits": result.defense_limits, "open_rounds": result.open_rounds}
+        row |= {"state": state, "reason": result.reason}
         yield row | {"seconds": round(result.seconds, 2), "run": _run_path(cell)}
 
 

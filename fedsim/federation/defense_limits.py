@@ -13,6 +13,11 @@ def list_undefended_rounds(defense: Defense, rounds: Iterable[int]) -> list[int]
     return [number for number in rounds if not defense.acts_in(number)]
 
 
+def find_open_rounds(defenses: Sequence[Defense], rounds: Sequence[int]) -> list[int]:
+    """Return those of `rounds` in which one of the defenses does not act."""
+    return sorted({number for defense in defenses for number in list_undefended_rounds(defense, rounds)})
+
+
 def describe_defense_limits(defenses: Sequence[Defense], rounds: Sequence[int]) -> list[str]:
     """Return a sentence for each defense that does not act in all of `rounds`, or trains on changed examples."""
     sentences = []

@@ -7,8 +7,9 @@ follows from the readings of `fedsim.report.summary`, and from nothing else.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -18,12 +19,14 @@ from fedsim.audit.plan import ADAPTIVE
 from fedsim.federation.defense_limits import describe_defense_limits
 from fedsim.interfaces.metric import describe_metric
 from fedsim.report.summary import Summary, are_independent, difference_interval, interval_text, join_titles
+from fedsim.report.sweep_groups import MIN_SEEDS
 from fedsim.report.verdicts import LEAKS, MIN_VICTIMS, NOT_JUDGED, ScoreReading
 
 EQUAL_SUFFIX = ", naive and adaptive alike"
 """Suffix of the name of an attack whose scores equal those of the adaptive one."""
 MARGIN = 0.05
 """How far an interval may reach beyond chance and still show that there is hardly any leak."""
+_NORMAL_QUANTILE = 1.96
 _SAME_UP_TO = 0.01
 """Share of a score by which an adaptive attack may differ from the naive one and still be the same but for rounding."""
 HOLDS, ONLY_NAIVE, FAILS, NOT_CONCLUDED = "holds", "beats only the naive attack", "does not hold", "not concluded"
@@ -37,11 +40,13 @@ class NaiveAdaptivePair:
         naive: of the adversary who does not.
         adaptive: of the one who does.
         control: the same attack on clients without a defense, where it was made.
+        was_tried: whether the adaptive attack differs from the naive one by another metric.
     """
 
     naive: ScoreReading
     adaptive: ScoreReading
     control: ScoreReading | None = None
+    was_tried: bool = False
 
     @property
     def outcome(self) -> str:
@@ -128,8 +133,7 @@ class NaiveAdaptivePair:
         """Why the defense cannot be said to hold; empty where it can."""
         if not all(at_floor(side.summary) for side in (self.naive, self.adaptive)):
             return self._why_not_at_floor
-        largest = max(map(abs, self.naive.summary.values.values()))
-        if max(map(abs, self.differences), default=0.0) <= _SAME_UP_TO * largest:
+        if not self.was_tried and not differ_beyond_rounding(self.naive.summary.values, self.adaptive.summary.values):
             return (
                 "the adaptive attack found what the naive one did, so that nobody tried to get past the defense (what "
                 "an adversary makes of it is its adversary_view)"
@@ -157,12 +161,27 @@ class NaiveAdaptivePair:
         return "neither attack leaks, but the 95 % interval of a score is not wholly at or below its floor"
 
 
+def differ_beyond_rounding(naive: Mapping[Any, float], adaptive: Mapping[Any, float]) -> bool:
+    """Return whether scores of an adaptive attack differ from those of the naive one by more than rounding errors.
+
+    Where none does by any metric, nobody made use of knowing the defense.
+
+    >>> differ_beyond_rounding({"0": 9.0, "1": 9.5}, {"0": 9.0, "1": 9.51})
+    False
+    """
+    shared = [unit for unit in naive if unit in adaptive and naive[unit] != adaptive[unit]]
+    largest = max(map(abs, naive.values()), default=0.0)
+    return any(abs(adaptive[unit] - naive[unit]) > _SAME_UP_TO * largest for unit in shared)
+
+
 def at_floor(item: Summary) -> bool:
     """Return whether the whole 95 % interval of a score is at or below its floor.
 
     Where examples are matched or candidates ranked, chance is on either side of the floor, and the
-    interval may reach up to `MARGIN` beyond it; candidates that are ranked worse than by chance are
-    not at it, since the order can be turned round. False where there are too few victims to conclude
+    interval may reach up to `MARGIN` beyond it, or up to the floor's own size where that is less;
+    candidates that are ranked worse than by chance are not at it, since the order can be turned round.
+    Victims may share the candidates that are no members, which the interval over them does not show, so
+    that it is widened. False where there are too few victims to conclude
     from, or where some have no score.
     """
     if (
@@ -179,19 +198,34 @@ def at_floor(item: Summary) -> bool:
             high = statistics.binomial_interval(round(matches), round(sum(item.examples.values())))[1]
             return high <= item.floor + MARGIN
         case "candidates":
-            return item.low >= item.floor - MARGIN and item.high <= item.floor + MARGIN
+            margin, shared = min(MARGIN, item.floor), _shared_margin(item)
+            low = item.mean - math.hypot(item.mean - item.low, shared)
+            high = item.mean + math.hypot(item.high - item.mean, shared)
+            return low >= item.floor - margin and high <= item.floor + margin
     return item.high <= item.floor if item.higher_is_better else item.low >= item.floor
+
+
+def _shared_margin(item: Summary) -> float:
+    """Return by how much candidates that all victims share may move their mean; 0 where seeds tell that."""
+    if item.num_seeds >= MIN_SEEDS:
+        return 0.0
+    deviation, _ = describe_metric(item.metric).chance_spread(round(min(item.examples.values())))
+    return _NORMAL_QUANTILE * deviation / math.sqrt(2 * item.num_seeds)  # half of the variance is of non-members
 
 
 def pair_readings(readings: Sequence[ScoreReading]) -> list[NaiveAdaptivePair]:
     """Pair the readings of each attack that was made both ways, otherwise with equal settings and knowledge."""
-    return [
-        NaiveAdaptivePair(naive=naive, adaptive=adaptive)
-        for naive in readings
-        if not naive.summary.knows_defenses
-        for adaptive in readings
-        if adaptive.summary.knows_defenses and _is_adaptive_form(adaptive.summary, naive.summary)
-    ]
+    pairs = []
+    tried = set[str]()
+    for naive in readings:
+        for adaptive in readings:
+            if naive.summary.knows_defenses or not adaptive.summary.knows_defenses:
+                continue
+            if _is_adaptive_form(adaptive.summary, naive.summary):
+                pairs.append(NaiveAdaptivePair(naive=naive, adaptive=adaptive))
+                if differ_beyond_rounding(naive.summary.values, adaptive.summary.values):
+                    tried.add(naive.summary.attack)
+    return [replace(pair, was_tried=pair.naive.summary.attack in tried) for pair in pairs]
 
 
 def equal_attacks(readings: Sequence[ScoreReading]) -> dict[str, str]:

@@ -7,11 +7,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fedsim.interfaces.metric import describe_metric, sort_metrics
-from fedsim.report.adaptive import HOLDS, MARGIN, NOT_CONCLUDED, ONLY_NAIVE, NaiveAdaptivePair, at_floor, is_judged
+from fedsim.report.adaptive import (
+    HOLDS,
+    MARGIN,
+    NOT_CONCLUDED,
+    ONLY_NAIVE,
+    NaiveAdaptivePair,
+    at_floor,
+    differ_beyond_rounding,
+    is_judged,
+)
+from fedsim.report.exposed_victims import explain_open_rounds, find_exposed_victim
 from fedsim.report.paired_differences import PairedDifference, subtract_control
 from fedsim.report.summary import number_of, summarise
 from fedsim.report.sweep_groups import MIN_SEEDS, Row, Unit, mean_by_victim_and_seed, score_interval
@@ -21,6 +31,8 @@ WEAKENS, NOTHING = "weakens", "does nothing"
 WORST_FIRST = (NOTHING, ONLY_NAIVE, WEAKENS, NOT_CONCLUDED, HOLDS)
 _MARGIN_OF_DECIBELS = 1.0
 """Difference in dB that is hardly any, as `MARGIN` is of shares."""
+_MARGIN_OF_GAIN = 0.2
+"""Share of what leaks without a defense that is hardly any of it."""
 _FAILED, _NOT_COMPUTED = "the attack failed", "not computed"
 
 
@@ -31,10 +43,14 @@ class AttackReading:
     Attributes:
         reading: what they show.
         values: by victim and seed.
+        floors: what the best guess gets, likewise.
+        unscored: pairs of victim and seed on whom it was made, and that have no score.
     """
 
     reading: ScoreReading
     values: Mapping[Unit, float]
+    floors: Mapping[Unit, float]
+    unscored: frozenset[Unit]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,25 +132,79 @@ class DefenseOutcome:
         return WORST_FIRST.index(self.word)
 
 
-def attack_outcomes(rows: Sequence[Row], controls: Sequence[Row], no_control: str) -> list[DefenseOutcome]:
+def attack_outcomes(
+    rows: Sequence[Row], controls: Sequence[Row], no_control: str, open_rounds: Collection[int] = ()
+) -> list[DefenseOutcome]:
     """Return the outcome against each attack by each metric with a verdict, in the order of preference.
 
     Args:
         rows: rows of `sweep.csv` of one setting with a defense.
         controls: those of its controls.
         no_control: why there is none; empty where there is one.
+        open_rounds: in which the defense does not act.
     """
     outcomes = []
     attacks = dict.fromkeys(row["attack"] for row in rows if row["baseline"] != "1")
     for attack in attacks:
         own_rows = [row for row in rows if row["attack"] == attack]
         control_rows = [row for row in controls if row["attack"] == attack]
-        for metric in sort_metrics({row["metric"] for row in own_rows if row["metric"]}):
-            control = read_scores(control_rows, metric, adaptive=False)
-            naive, adaptive = (read_scores(own_rows, metric, adaptive=knows) for knows in (False, True))
+        metrics = sort_metrics({row["metric"] for row in own_rows if row["metric"]})
+        forms: dict[str, tuple[AttackReading | None, ...]] = {}
+        for metric in metrics:
+            forms[metric] = tuple(read_scores(own_rows, metric, adaptive=knows) for knows in (False, True))
+        was_tried = any(naive and adaptive and _differ(naive, adaptive) for naive, adaptive in forms.values())
+        for metric, (naive, adaptive) in forms.items():
             if any(side is not None and is_judged(side.reading) for side in (naive, adaptive)):
-                outcomes.append(_outcome(attack, metric, control, naive, adaptive, no_control))
+                comparison = _AttackWithAndWithout(
+                    metric=metric,
+                    control=read_scores(control_rows, metric, adaptive=False),
+                    naive=naive,
+                    adaptive=adaptive,
+                    was_tried=was_tried,
+                    exposed=find_exposed_victim(metric, own_rows, control_rows),
+                    open_question=explain_open_rounds(own_rows, open_rounds),
+                )
+                outcomes.append(_outcome(attack, comparison, no_control))
     return outcomes
+
+
+@dataclass(frozen=True, kw_only=True)
+class _AttackWithAndWithout:
+    """What is known of one attack by one metric with and without a defense.
+
+    Attributes:
+        metric, control, naive, adaptive: see `DefenseOutcome`.
+        was_tried: whether the adaptive attack differs from the naive one by any metric.
+        exposed: see `find_exposed_victim`.
+        open_question: see `explain_open_rounds`.
+    """
+
+    metric: str
+    control: AttackReading | None
+    naive: AttackReading | None
+    adaptive: AttackReading | None
+    was_tried: bool
+    exposed: str
+    open_question: str
+
+    @property
+    def sides(self) -> list[AttackReading]:
+        """Forms of the attack on clients with the defense."""
+        return [side for side in (self.naive, self.adaptive) if side is not None]
+
+    @property
+    def strongest(self) -> AttackReading:
+        """The form that gets most."""
+        return max(self.sides, key=lambda side: side.reading.summary.gain)
+
+    @property
+    def leaks(self) -> bool:
+        """Whether either form leaks."""
+        return any(side.reading.verdict == LEAKS for side in self.sides)
+
+
+def _differ(naive: AttackReading, adaptive: AttackReading) -> bool:
+    return differ_beyond_rounding(naive.values, adaptive.values)
 
 
 def read_scores(rows: Iterable[Row], metric: str, *, adaptive: bool) -> AttackReading | None:
@@ -152,9 +222,12 @@ def read_scores(rows: Iterable[Row], metric: str, *, adaptive: bool) -> AttackRe
     verdict, remark = judge_summary(item)
     values = mean_by_victim_and_seed(scored, "value")
     low, high = score_interval(metric, values)
-    shown = replace(item, low=low, high=high)  # that over victims and seeds, as everywhere on the page
+    # The interval over victims and seeds, as everywhere on the page.
+    shown = replace(item, low=low, high=high, num_seeds=len({seed for _, seed in values}))
     reading = ScoreReading(summary=shown, verdict=verdict, remark=remark, baseline=scored[0]["baseline"] == "1")
-    return AttackReading(reading=reading, values=values)
+    attacked = {(row["victim"], row["seed"]) for row in of_form if row["metric"] in (metric, "")}
+    floors = mean_by_victim_and_seed(scored, "floor")
+    return AttackReading(reading=reading, values=values, floors=floors, unscored=frozenset(attacked - values.keys()))
 
 
 def _score_row(row: Row, metric: str, higher: bool) -> dict[str, str]:
@@ -175,72 +248,72 @@ def _score_row(row: Row, metric: str, higher: bool) -> dict[str, str]:
     }
 
 
-def _outcome(
-    attack: str,
-    metric: str,
-    control: AttackReading | None,
-    naive: AttackReading | None,
-    adaptive: AttackReading | None,
-    no_control: str,
-) -> DefenseOutcome:
-    sides = [side for side in (naive, adaptive) if side is not None]
-    strongest = max(sides, key=lambda side: side.reading.summary.gain)
-    difference = None
+def _outcome(attack: str, comparison: _AttackWithAndWithout, no_control: str) -> DefenseOutcome:
+    control, difference = comparison.control, None
     if control is not None:
-        difference = subtract_control(metric, strongest.values, control.values)
+        difference = subtract_control(comparison.metric, comparison.strongest.values, control.values)
     word, reason = NOT_CONCLUDED, no_control
     if not no_control:
-        word, reason = _judge(metric, control, naive, adaptive, difference)
+        word, reason = _judge(comparison, difference)
     return DefenseOutcome(
         attack=attack,
-        metric=metric,
+        metric=comparison.metric,
         control=control,
-        naive=naive,
-        adaptive=adaptive,
+        naive=comparison.naive,
+        adaptive=comparison.adaptive,
         difference=difference,
         word=word,
         reason=reason,
     )
 
 
-def _judge(
-    metric: str,
-    control: AttackReading | None,
-    naive: AttackReading | None,
-    adaptive: AttackReading | None,
-    difference: PairedDifference | None,
-) -> tuple[str, str]:
+def _judge(comparison: _AttackWithAndWithout, difference: PairedDifference | None) -> tuple[str, str]:
     """Return an outcome and the reason for it, see `docs/how-to/compare-defenses.md`."""
+    control, naive, adaptive = comparison.control, comparison.naive, comparison.adaptive
     if control is None or difference is None:
         return NOT_CONCLUDED, "the attack has no scores of the same victims without the defense"
     if control.reading.verdict != LEAKS:
-        if any(side is not None and side.reading.verdict == LEAKS for side in (naive, adaptive)):
+        if comparison.leaks:
             word = NOTHING if difference.is_more or difference.falls_by_at_most(0.0) else NOT_CONCLUDED
             return word, "it leaks with the defense; without it no leak is shown"
         return NOT_CONCLUDED, _why_control_says_nothing(control.reading)
     # The adversary who knows the defense.
     if naive is not None and adaptive is not None:
-        pair = NaiveAdaptivePair(naive=naive.reading, adaptive=adaptive.reading, control=control.reading)
-        if pair.outcome == HOLDS:
+        pair = NaiveAdaptivePair(
+            naive=naive.reading,
+            adaptive=adaptive.reading,
+            control=control.reading,
+            was_tried=comparison.was_tried,
+        )
+        if pair.outcome == HOLDS and not comparison.exposed and not comparison.open_question:
             return HOLDS, "without the defense it leaks, and with it neither adversary gets beyond the guess"
         if pair.outcome == ONLY_NAIVE:
             return ONLY_NAIVE, "an adversary who knows the defense gets beyond the guess"
-    # The difference to no defense.
+    return _judge_difference(comparison, control, difference)
+
+
+def _judge_difference(
+    comparison: _AttackWithAndWithout, control: AttackReading, difference: PairedDifference
+) -> tuple[str, str]:
+    """Return an outcome by the difference to an attack that leaks without the defense, and the reason for it."""
     if not difference.is_measured:
         return NOT_CONCLUDED, f"the difference of {number_of(difference.count, 'pair')} has no interval"
-    sides = [side.reading for side in (naive, adaptive) if side is not None]
-    leaks = any(side.verdict == LEAKS for side in sides)
-    if difference.is_less and adaptive is None:
+    if difference.is_less and comparison.adaptive is None:
         return NOT_CONCLUDED, (
             "less leaks, but only the naive attack was made; grant defenses = true in [adversary.knowledge], or choose "
             "an attack that reads them"
         )
     if difference.is_less:
-        return WEAKENS, _why_it_does_not_hold(sides, leaks=leaks)
-    if leaks and difference.is_more:
+        return WEAKENS, _why_it_does_not_hold(comparison)
+    # Of victims whose message the attack could do nothing with, it gets no more than a guess.
+    guesses = {unit: control.floors[unit] for unit in comparison.strongest.unscored if unit in control.floors}
+    lowest = subtract_control(comparison.metric, {**comparison.strongest.values, **guesses}, control.values)
+    assert lowest is not None
+    if comparison.leaks and lowest.is_more:
         return NOTHING, "more leaks than without it"
-    if leaks and difference.falls_by_at_most(find_margin(metric)):
-        return NOTHING, _explain_equality(metric, difference)
+    margin = min(find_margin(comparison.metric), _MARGIN_OF_GAIN * control.reading.summary.gain)
+    if comparison.leaks and lowest.falls_by_at_most(margin):
+        return NOTHING, _explain_equality(comparison.metric, difference, margin)
     return NOT_CONCLUDED, _explain_uncertainty(difference)
 
 
@@ -256,11 +329,11 @@ def find_margin(metric: str) -> float:
     return MARGIN if facts.is_share or facts.evidence == "candidates" else 0.0
 
 
-def _explain_equality(metric: str, difference: PairedDifference) -> str:
+def _explain_equality(metric: str, difference: PairedDifference, margin: float) -> str:
     if difference.is_equal:
         return "as much leaks as without it"
-    margin, unit = find_margin(metric), describe_metric(metric).unit
-    shown_margin = f"at most {f'{margin:g} {unit}'.rstrip()}" if margin else "no"
+    unit = describe_metric(metric).unit
+    shown_margin = f"at most {f'{margin:.2g} {unit}'.rstrip()}" if margin else "no"
     return f"{shown_margin} less leaks than without it"
 
 
@@ -277,10 +350,17 @@ def _why_control_says_nothing(control: ScoreReading) -> str:
     return f"without the defense no leak is shown either ({control.verdict or control.remark})"
 
 
-def _why_it_does_not_hold(sides: Sequence[ScoreReading], *, leaks: bool) -> str:
-    if leaks:
+def _why_it_does_not_hold(comparison: _AttackWithAndWithout) -> str:
+    if comparison.leaks:
         return "less leaks than without it, but it still leaks"
-    if all(at_floor(side.summary) for side in sides):
+    if comparison.open_question:
+        return f"less leaks than without it in the attacked rounds, but {comparison.open_question}"
+    if comparison.exposed:
+        return (
+            "less leaks than without it, but of "
+            f"{comparison.exposed} at least half as much as an attack gets on average without it"
+        )
+    if all(at_floor(side.reading.summary) for side in comparison.sides):
         return (
             "less leaks than without it, but the attack made no use of knowing the defense, so that nobody tried to "
             "get past it"

@@ -54,6 +54,7 @@ class Summary:
         granted: names of the facts that the attack was handed.
         instrument: what the metric measured with, see `ExampleMetric.instrument`.
         is_exact: whether a page says `exact` in place of the mean, see `finds_exact_only`.
+        num_seeds: over how many seeds each victim's score is the mean.
     """
 
     attack: str
@@ -81,6 +82,7 @@ class Summary:
     granted: frozenset[str]
     instrument: str
     is_exact: bool = False
+    num_seeds: int = 1
 
     @property
     def knows_defenses(self) -> bool:

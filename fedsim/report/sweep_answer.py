@@ -89,6 +89,7 @@ def answer_sweep(rows: Sequence[Row], cells: Sequence[Row], axes: Sequence[str])
         rows_by_cell[row["cell"]].append(row)
     reasons = {row["cell"]: row["no_control"] for row in cells if row["no_control"]}
     limits_in_cell = {row["cell"]: row["defense_limits"] for row in cells}
+    open_rounds_in_cell = {row["cell"]: set(map(int, row["open_rounds"].split())) for row in cells}
     names = SettingNames.from_labels(axes, rows_by_setting)
     metric = find_main_metric(rows, axes)
     # A row for each setting.
@@ -104,15 +105,18 @@ def answer_sweep(rows: Sequence[Row], cells: Sequence[Row], axes: Sequence[str])
         ]
         control_cells = dict.fromkeys(row["control"] for row in of_setting if row["control"] != row["cell"])
         controls = [row for cell in control_cells for row in rows_by_cell.get(cell, [])]
-        setting_rows.append(_setting_row(name, axes, metric, of_setting, controls, no_control))
-    is_defended = any(row.defended for row in setting_rows)
-    warning = explain_no_leak(rows, axes) if is_defended else ""
+        open_rounds = set[int]().union(*(open_rounds_in_cell.get(row["cell"], ()) for row in of_setting))
+        is_defended = any(row["cell"] != row["control"] for row in of_setting)
+        details = attack_outcomes(of_setting, controls, no_control, open_rounds) if is_defended else []
+        setting_rows.append(_setting_row(name, axes, metric, of_setting, controls, details))
+    has_defenses = any(row.defended for row in setting_rows)
+    warning = explain_no_leak(rows, axes) if has_defenses else ""
     guesses = [float(row["guess"]) for row in rows if row["guess"]]
     return SweepAnswer(
         lead=write_lead(setting_rows, warning),
         metric=metric,
         rows=sorted(setting_rows, key=lambda row: row.defended),
-        defended=is_defended,
+        defended=has_defenses,
         guess=math.fsum(guesses) / len(guesses) if guesses else math.nan,
         seeds=list(dict.fromkeys(row["seed"] for row in rows)),
         no_controls=no_controls,
@@ -122,10 +126,14 @@ def answer_sweep(rows: Sequence[Row], cells: Sequence[Row], axes: Sequence[str])
 
 
 def _setting_row(
-    name: str, axes: Sequence[str], metric: str, rows: Sequence[Row], controls: Sequence[Row], no_control: str
+    name: str,
+    axes: Sequence[str],
+    metric: str,
+    rows: Sequence[Row],
+    controls: Sequence[Row],
+    details: Sequence[DefenseOutcome],
 ) -> SettingRow:
     is_defended = any(row["cell"] != row["control"] for row in rows)
-    details = attack_outcomes(rows, controls, no_control) if is_defended else []
     outcomes = judge_attacks(details)
     leaking: list[ScoreReading] = []
     if is_defended:

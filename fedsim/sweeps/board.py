@@ -130,7 +130,11 @@ class SweepBoard:
                 continue
             state, reason = self._state(cell)
             no_control = self.plan.controls.reasons.get(cell.key, "")
-            texts = {"no_control": no_control, "defense_limits": cell.defense_limits}
+            texts = {
+                "no_control": no_control,
+                "defense_limits": cell.defense_limits,
+                "open_rounds": " ".join(map(str, cell.open_rounds)),
+            }
             row = self._cell_columns(cell) | added | texts | {"state": state, "reason": reason}
             if marker := self.plan.finished_cells.get(cell.key):
                 row |= {"seconds": marker.seconds, "run": self._run_path(cell)}

@@ -24,7 +24,7 @@ from fedsim.data.cache import find_source_files
 from fedsim.federation.adversary_tables import AdversaryTable
 from fedsim.federation.build import Experiment, build_attacks, find_data_folder, resolve
 from fedsim.federation.config import AttackFile, Config
-from fedsim.federation.defense_limits import describe_defense_limits
+from fedsim.federation.defense_limits import describe_defense_limits, find_open_rounds
 from fedsim.federation.reading import config_of
 from fedsim.federation.settings import LAUNCH, hash_experiment_code, hash_named_files, versions
 from fedsim.federation.table_validation import validate_tables
@@ -51,6 +51,7 @@ class SweepCell:
         config: its experiment, with every setting written out, as its run folder holds it.
         title: title of its attack there; other attacks are those that it builds on.
         defense_limits: sentences on what scores do not say of its defenses, see `describe_defense_limits`.
+        open_rounds: in which a defense of its does not act.
         federation: hash of the inputs of its federation.
         key: hash of the inputs of its findings and scores.
     """
@@ -59,6 +60,7 @@ class SweepCell:
     config: Config
     title: str
     defense_limits: str = ""
+    open_rounds: Sequence[int] = ()
     federation: str = field(init=False)
     key: str = field(init=False)
 
@@ -165,9 +167,14 @@ def build_cell(grid: SweepGrid, point: GridPoint, *, trust: bool) -> SweepCell:
     config = resolve(_in_one_process(config))
     experiment = Experiment(config)
     _check_settings(experiment)
-    undefended = describe_defense_limits(experiment.defenses, range(1, config.federation.rounds + 1))
-    title = config.attack[-1].title
-    return SweepCell(point=point, config=config, title=title, defense_limits=" ".join(undefended))
+    rounds = range(1, config.federation.rounds + 1)
+    return SweepCell(
+        point=point,
+        config=config,
+        title=config.attack[-1].title,
+        defense_limits=" ".join(describe_defense_limits(experiment.defenses, rounds)),
+        open_rounds=find_open_rounds(experiment.defenses, rounds),
+    )
 
 
 def _check_settings(experiment: Experiment) -> None:

@@ -56,12 +56,13 @@ without such a defense, or where it is not proved against who attacks; `measured
 largest lower bound by canaries; `bytes` is the mean size of a client's message in a round; `seconds`
 is the duration of the attack; `run` is the cell's run folder, relative to the sweep's.
 """
-STATES = ("added", "no_control", "defense_limits", "state", "reason", "seconds", "run")
+STATES = ("added", "no_control", "defense_limits", "open_rounds", "state", "reason", "seconds", "run")
 """Columns of `cells.csv` after those of the grid point.
 
 `added` is 1 where the sweep added the cell, as the control of cells with a defense; `no_control`
 is why a cell with a defense has none; `defense_limits` names rounds in which a defense does not act,
-and defenses that change examples; `seconds` is the duration of the cell without its federation.
+and defenses that change examples; `open_rounds` are these rounds; `seconds` is the duration of the
+cell without its federation.
 """
 State = Literal["done", "failed", "does not apply", "not done", "skipped"]
 

@@ -306,6 +306,85 @@ def test_victims_on_whom_an_attack_failed_count_as_no_leak() -> None:
     assert (found.word, found.reason) == (NOTHING, "it leaks with the defense; without it no leak is shown")
 
 
+def test_a_defense_does_not_hold_while_one_of_many_victims_is_got_back() -> None:
+    """The mean of twenty, and its interval, is below the floor of 10 dB."""
+    exposed = [25.0] + [7.0 + 0.01 * place for place in range(19)]
+    rows = make_both({False: exposed, True: [value - 0.3 for value in exposed]}, "noise")
+    [found] = attack_outcomes(rows, make_rows([15.0] * 20), "")
+    assert found.word == WEAKENS
+    assert "of victim 0 (round 1, seed 0) at least half as much" in found.reason
+    identified: dict[str, Any] = {"metric": "identified", "floor": 0.01, "examples": 10.0, "floor_guess": "chance"}
+    rows += make_both({False: [1.0] + [0.0] * 39, True: [0.9] + [0.0] * 39}, "noise", **identified)
+    outcomes = attack_outcomes(rows, make_rows([15.0] * 20) + make_rows([1.0] * 40, **identified), "")
+    assert outcomes[1].word == WEAKENS
+
+
+def test_what_chance_gives_one_of_many_victims_exposes_nobody() -> None:
+    generator = np.random.default_rng(0)
+    aucs = generator.normal(0.5, 0.01, size=(2, 40))
+    columns: dict[str, Any] = {"metric": "membership_auc", "floor": 0.5, "examples": 2000.0}
+    rows = make_both({False: list(aucs[0]), True: list(aucs[1])}, "noise", **columns)
+    [found] = attack_outcomes(rows, make_rows([0.55] * 40, **columns), "")
+    assert found.word == HOLDS
+    exposed = make_both({False: list(aucs[0]), True: [0.6, *aucs[1][1:]]}, "noise", **columns)
+    [found] = attack_outcomes(exposed, make_rows([0.6] * 40, **columns), "")
+    assert found.word == WEAKENS
+
+
+def test_knowing_the_defense_is_seen_by_any_metric() -> None:
+    """No claim is exact by either adversary, though they claim other images."""
+    exact: dict[str, Any] = {"metric": "exact", "floor": 0.0, "examples": 20.0, "floor_guess": "chance"}
+    rows = make_both({False: AT_FLOOR, True: LOWER}, "noise")
+    rows += make_both({False: [0.0] * 6, True: [0.0] * 6}, "noise", **exact)
+    controls = make_rows(LEAKING) + make_rows([1.0] * 6, **exact)
+    assert [item.word for item in attack_outcomes(rows, controls, "")] == [HOLDS, HOLDS]
+
+
+def test_a_defense_on_which_attacks_fail_does_not_do_nothing() -> None:
+    shares: dict[str, Any] = {"metric": "identified", "floor": 0.01, "examples": 10.0, "floor_guess": "chance"}
+    controls = make_rows([1.0, 0.9, 1.0, 0.9, 1.0, 1.0] * 3, **shares)
+    rows = make_both({False: [1.0, 0.9, 1.0, 0.9, 1.0, 1.0], True: [1.0, 0.9, 1.0, 0.9, 1.0, 1.0]}, "noise", **shares)
+    [found] = attack_outcomes(rows, controls[:6], "")
+    assert found.word == NOTHING
+    for knows in (0, 1):  # on the twelve others the attack finds nothing to work with
+        failed = make_rows([0.0] * 18, "noise", metric="", knows=bool(knows))
+        rows += [row | {"value": "", "floor": ""} for row in failed[6:]]
+    [found] = attack_outcomes(rows, controls, "")
+    assert found.word == NOT_CONCLUDED
+
+
+def test_a_margin_is_no_larger_than_a_fifth_of_what_leaks() -> None:
+    """Of 0.04 beyond the guess, up to 0.03 may be gone."""
+    columns: dict[str, Any] = {"metric": "label_accuracy", "floor": 0.5, "examples": 1000.0}
+    control, change = [0.54, 0.55, 0.53, 0.54, 0.53, 0.55], [-0.03, 0.01, -0.02, 0.01, -0.02, 0.0]
+    defended = [value + step for value, step in zip(control, change, strict=True)]
+    [found] = attack_outcomes(
+        make_both(dict.fromkeys((False, True), defended), "noise", **columns), make_rows(control, **columns), ""
+    )
+    assert (found.leaks_with_defense, found.word) == (True, NOT_CONCLUDED)
+
+
+@pytest.mark.parametrize(("attacked", "word"), [("1", WEAKENS), ("2-3", HOLDS)])
+def test_a_defense_that_leaves_rounds_open_holds_only_where_one_was_attacked(attacked: str, word: str) -> None:
+    rows = make_both({False: AT_FLOOR, True: LOWER}, "censor", round=attacked)
+    [found] = attack_outcomes(rows, make_rows(LEAKING, round=attacked), "", open_rounds=(3, 4))
+    assert found.word == word
+    assert (word == HOLDS) != ("it does not act in round 3" in found.reason)
+
+
+def test_an_open_round_that_leaks_is_not_averaged_away() -> None:
+    rows = [
+        row
+        for number in range(1, 11)
+        for row in make_both({False: [14.0] * 6 if number == 10 else AT_FLOOR, True: LOWER}, "censor", round=number)
+    ]
+    controls = [row for number in range(1, 11) for row in make_rows(LEAKING, round=number)]
+    [found] = attack_outcomes(rows, controls, "", open_rounds=(10,))
+    assert found.naive is not None
+    assert found.naive.reading.summary.high < 10.0
+    assert (found.word, "(round 10, seed 0)" in found.reason) == (WEAKENS, True)
+
+
 def test_that_nothing_leaks_without_a_defense_is_said_with_what_to_change() -> None:
     text = explain_no_leak(make_rows(AT_FLOOR) + make_rows(LEAKING, "noise"), AXES)
     assert text.startswith("without a defense no attack is shown to leak (sme; 6 victims)")

@@ -115,7 +115,7 @@ def make_cells(states: Sequence[tuple[str, str, str]]) -> Rows:
         cell, control = f"{defense} {attack}", f"none {attack}"
         cells.append({
             "cell": cell, "control": control, "defense": defense, "attack": attack, "state": state, "no_control": "",
-            "defense_limits": "",
+            "defense_limits": "", "open_rounds": "",
         })  # fmt: skip
     return cells
 
@@ -125,7 +125,18 @@ def test_rounds_without_the_defense_are_said_once() -> None:
     cells = make_cells([("early", "sme", "done"), ("early", "sme", "done")])
     for cell in cells:
         cell["defense_limits"] = "censor does not act in round 2."
+        cell["open_rounds"] = "2"
     assert answer(make_rows(LEAKING), rows, cells=cells).defense_limits == ["early: censor does not act in round 2."]
+
+
+def test_the_lead_does_not_say_holds_of_rounds_that_nobody_attacked() -> None:
+    rows = make_both({False: AT_FLOOR, True: LOWER}, "early")
+    cells = make_cells([("early", "sme", "done")])
+    cells[0] |= {"cell": rows[0]["cell"], "open_rounds": "2 3"}
+    found = answer(make_rows(LEAKING), rows, cells=cells)
+    row = row_of(found, "early")
+    assert (row.verdict, "holds" in found.lead) == (WEAKENS, False)
+    assert "it does not act in round 2, and no such round was attacked" in row.reason
 
 
 def test_an_attack_that_fails_under_a_defense_alone_has_met_the_defense() -> None:

@@ -216,7 +216,9 @@ def test_bytes_that_nobody_sees_are_not_zero(grid: list[dict[str, Any]], tmp_pat
 
 
 def test_the_page_opens_with_the_answer_and_ends_with_the_cells(grid: list[dict[str, Any]], tmp_path: Path) -> None:
-    cells = [{"state": "done", "added": added, "no_control": "", "defense_limits": ""} for added in (0, 1)]
+    cells = [
+        {"state": "done", "added": added, "no_control": "", "defense_limits": "", "open_rounds": ""} for added in (0, 1)
+    ]
     text = " ".join(write(tmp_path, grid, cells).split())
     order = ['<p class="lead">', '<table class="answer">', 'class="mark', 'class="heat"', "2 cells done; 1 of them was"]
     assert sorted(order, key=text.index) == order

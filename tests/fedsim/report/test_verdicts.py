@@ -83,15 +83,24 @@ def test_one_victim_with_many_candidates_leaks() -> None:
 @pytest.mark.parametrize(("victims", "members"), [(20, 50), (5, 50), (10, 100)])
 def test_victims_that_share_their_non_members_hardly_ever_leak(victims: int, members: int) -> None:
     """Scores depend on the record alone, and all victims are compared with the same records."""
-    draw, runs, leaks = np.random.default_rng(0), 200, 0
+    draw, runs, leaks, leaks_by_rate = np.random.default_rng(0), 200, 0, 0
     for _ in range(runs):
         non_members = draw.normal(size=members)
-        aucs = []
+        aucs, rates = [], []
         for _ in range(victims):
-            in_order = draw.normal(size=members)[:, None] > non_members
-            aucs.append((float(in_order.mean()), 0.5, 2 * members))
+            scores = draw.normal(size=members)
+            aucs.append((float((scores[:, None] > non_members).mean()), 0.5, 2 * members))
+            highest = np.sort(non_members)[-1 - members // 100]
+            rates.append((float((scores > highest).mean()), (members // 100 + 1) / (members + 1), 2 * members))
         leaks += judge("membership_auc", *aucs)[0] == LEAKS
-    assert leaks <= 0.05 * runs + 2.5 * (0.05 * 0.95 * runs) ** 0.5
+        leaks_by_rate += judge("tpr_at_1_in_100", *rates)[0] == LEAKS
+    assert max(leaks, leaks_by_rate) <= 0.05 * runs + 2.5 * (0.05 * 0.95 * runs) ** 0.5
+
+
+def test_members_found_at_few_false_alarms_leak_from_one_victim_on() -> None:
+    assert judge("tpr_at_1_in_100", (0.2, 2 / 101, 200))[0] == LEAKS
+    assert judge("tpr_at_1_in_100", (0.03, 2 / 101, 200))[0] == UNDECIDED
+    assert judge("tpr_at_1_in_100", *[(0.03, 2 / 101, 200)] * 20)[0] == UNDECIDED  # the threshold may be all victims'
 
 
 def test_victims_without_a_score_count_as_those_that_leak_nothing() -> None:
@@ -182,10 +191,17 @@ def is_at_floor(metric: str, *scores: tuple[float, float, int], missing: int = 0
 
 def test_candidates_ranked_worse_than_by_chance_are_not_at_the_floor() -> None:
     """Who turns the order round leaks as much."""
-    near_half = [(0.5 + shift, 0.5, 200) for shift in (-0.02, -0.01, 0.0, 0.01, 0.02)]
+    near_half = [(0.5 + shift, 0.5, 2000) for shift in (-0.02, -0.01, 0.0, 0.01, 0.02)]
     assert is_at_floor("membership_auc", *near_half)
     assert not is_at_floor("membership_auc", *[(value - 0.4, floor, count) for value, floor, count in near_half])
     assert not is_at_floor("membership_auc", *[(value + 0.2, floor, count) for value, floor, count in near_half])
+
+
+def test_candidates_that_victims_may_share_are_counted_once() -> None:
+    """Twenty victims with 100 members tell no more of the 100 others than one does, whose AUC varies by 0.06."""
+    scores = [(0.47 + 0.003 * number, 0.5, 200) for number in range(20)]
+    assert not is_at_floor("membership_auc", *scores)
+    assert is_at_floor("membership_auc", *[(value, floor, 10 * count) for value, floor, count in scores])
 
 
 def test_few_matches_among_many_examples_are_at_the_floor() -> None:
