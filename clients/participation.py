@@ -52,7 +52,8 @@ def select_examples(
         local = LocalRound.create(model, share, settings, experiment.client_loss)
         context = client_round.make_context("on_data", defense_key, defense.draws_in_common)
         try:
-            selected = apply_on_data(defense, local, context)
+            with client_round.seed_globals("on_data", defense, defense_key):
+                selected = apply_on_data(defense, local, context)
             memories.check()
         except (Exception, SystemExit) as error:  # its text may hold anything of the data
             if ends_training(error):

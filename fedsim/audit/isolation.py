@@ -39,7 +39,7 @@ from torch import Tensor
 
 from fedsim.audit.finding_files import finding_from_tensors, tensors_to_save
 from fedsim.base.errors import AttackCrash, AttackError, FedsimError, one_line
-from fedsim.base.randomness import use_one_thread
+from fedsim.base.randomness import reseed_globals, seed_globals_with, use_one_thread
 from fedsim.base.worker_messages import ErrorMessage, LogMessage, ProgressMessage, ResultMessage
 from fedsim.base.worker_process import Forks
 from fedsim.base.workers import Surroundings, Worker
@@ -83,7 +83,8 @@ def attempt(attack: Attack, target: Target, progress: Progress) -> Finding:
         AttackCrash: it raised another error than a FedsimError.
     """
     try:
-        with use_one_thread():
+        # A library that draws from global generators draws something else for each victim and repeat.
+        with use_one_thread(), seed_globals_with(target.rng.initial_seed()):
             return attack.run(target, progress)
     except (FedsimError, KeyboardInterrupt):
         raise
@@ -103,7 +104,7 @@ def attempt_all(attack: Attack, orders: Iterable[VictimTask]) -> Iterator[tuple[
     """
     with use_one_thread():
         try:
-            for order, outcome in attack.run_several(orders):
+            for order, outcome in _with_seeded_globals(attack, orders):
                 if isinstance(outcome, BaseException) and not isinstance(outcome, FedsimError):
                     crashed = make_crash_error(outcome, type(attack))
                     crashed.__cause__ = outcome
@@ -114,6 +115,23 @@ def attempt_all(attack: Attack, orders: Iterable[VictimTask]) -> Iterator[tuple[
             raise
         except BaseException as error:  # likewise
             raise make_crash_error(error, type(attack)) from error
+
+
+def _with_seeded_globals(attack: Attack, orders: Iterable[VictimTask]) -> Iterator[tuple[VictimTask, Outcome]]:
+    """Run `attack` on each order; each finds the global generators seeded by its own seed, as in `attempt`."""
+
+    def seeded_orders() -> Iterator[VictimTask]:
+        for order in orders:
+            reseed_globals(order.target.rng.initial_seed())
+            yield order
+
+    outcomes = attack.run_several(seeded_orders())
+    while True:
+        with seed_globals_with(0):  # only while it works: whoever gets the outcome has the generators as they were
+            item = next(outcomes, None)
+        if item is None:
+            return
+        yield item
 
 
 class Isolation:

@@ -100,17 +100,22 @@ def seed_globals_with(seed: int) -> Iterator[None]:
         torch_state = torch.default_generator.get_state()
         _seeded_blocks.depth = _seeded_depth() + 1
         try:
-            random.seed(seed)
-            np.random.seed(seed % 2**32)  # noqa: NPY002
-            torch.default_generator.manual_seed(seed)  # torch.manual_seed takes a millisecond
-            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-                torch.cuda.manual_seed_all(seed)
+            reseed_globals(seed)
             yield
         finally:
             _seeded_blocks.depth -= 1
             random.setstate(python_state)
             np.random.set_state(numpy_state)  # noqa: NPY002
             torch.default_generator.set_state(torch_state)
+
+
+def reseed_globals(seed: int) -> None:
+    """Seed the global generators within a block of `seed_globals`, which restores them."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed takes a millisecond
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(seed)
 
 
 def _seeded_depth() -> int:

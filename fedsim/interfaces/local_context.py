@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedsim.base.errors import RunError
-from fedsim.base.randomness import generator
+from fedsim.base.randomness import generator, seed_globals
 from fedsim.recording.payloads import State
 
 Memory = MutableMapping[str, Tensor]
@@ -209,3 +210,18 @@ class ClientRound:
             memory={} if self.read_memory is None else self.read_memory(defense_key),
             common_key=common_key,
         )
+
+    def seed_globals(self, hook: str, defense: object, defense_key: DefenseKey) -> AbstractContextManager[None]:
+        """Seed the global generators for a hook outside of local training, where a dropout key does.
+
+        What a library draws from them is then the same on every engine, and another for each client. Fedsim's own
+        defenses draw from their context alone, so that nothing is seeded for them, which would take as long as they.
+
+        Args:
+            hook: name of the hook.
+            defense: whose hook it is.
+            defense_key: key of the defense, see `pair_with_keys`.
+        """
+        if type(defense).__module__.partition(".")[0] == "clients":
+            return nullcontext()
+        return seed_globals(*self.key, "globals of a defense", hook, *defense_key)

@@ -24,6 +24,7 @@ from fedsim.interfaces.local_context import LocalContext
 from fedsim.recording.payloads import Kind, Payload
 from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import State
+from fedsim.training.local_round import LocalRound
 from fedsim.training.loop import local_gradient, local_update
 from fedsim.training.model_state import copy_state
 from fedsim.training.models.mlp import Mlp
@@ -425,3 +426,39 @@ def test_a_federation_sends_a_zeroed_update_or_none(tmp_path: Path, vectorise: b
     with pytest.raises(RunError, match=r"all 4 clients failed .*LeavesOut.on_update: .* was left out"):
         run_serial(make_tiny_config(defense=[{"name": f"{__name__}:LeavesOut"}], **tables), tmp_path / "less")
     assert list((tmp_path / "less" / "transcript").iterdir()) == []
+
+
+@dataclass(frozen=True, kw_only=True)
+class SendsGlobalNoise(Defense):
+    """Sends what torch's global generator draws, as a library would."""
+
+    paper = PAPER
+
+    def on_update(self, update: State, context: LocalContext) -> State:
+        return {name: torch.randn(tensor.shape) for name, tensor in update.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawsAhead(Defense):
+    """Draws one number, and changes nothing."""
+
+    paper = PAPER
+
+    def on_data(self, local: LocalRound, context: LocalContext) -> Tensor:
+        return torch.arange(len(local.labels) + int(torch.rand(1)))
+
+    def on_update(self, update: State, context: LocalContext) -> State:
+        torch.rand(1)
+        return update
+
+
+def test_what_a_defense_draws_from_global_generators_depends_on_no_other_draw(tmp_path: Path) -> None:
+    """Else it would be another noise on each engine, and with each number of clients."""
+    noise = []
+    for number, names in enumerate((["SendsGlobalNoise"], ["DrawsAhead", "SendsGlobalNoise"])):
+        defenses = [{"name": f"{__name__}:{name}"} for name in names]
+        tables = {"defense": defenses, "federation": {"rounds": 1}, "attack": []}
+        run = run_serial(make_tiny_config(**tables), tmp_path / str(number))
+        noise.append([next(iter(update.pseudo_gradient.values())) for update in Transcript(run.path).updates()])
+    assert all(torch.allclose(first, second) for first, second in zip(*noise, strict=True))
+    assert not torch.allclose(noise[0][0], noise[0][1])

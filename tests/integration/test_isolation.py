@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import shutil
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -19,14 +21,14 @@ from fedsim.audit.audit import Audit, open_audit
 from fedsim.audit.evaluation.foreign_recording import ForeignRecording
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.audit.finding_files import load_finding
-from fedsim.audit.isolation import Isolation, _import_path, _pickle_without_tensors, attempt
+from fedsim.audit.isolation import Isolation, _import_path, _pickle_without_tensors, attempt, attempt_all
 from fedsim.base import workers
 from fedsim.base.errors import AttackError
 from fedsim.base.randomness import generator
 from fedsim.federation.build import build_attacks
 from fedsim.federation.config import AttackFile
 from fedsim.federation.table_validation import validate_tables
-from fedsim.interfaces.attack import Attack, Knowledge, Target
+from fedsim.interfaces.attack import Attack, Knowledge, Target, VictimTask
 from fedsim.recording.transcript import Transcript
 from tests.support.experiments import make_tiny_config, run_serial
 from tests.support.forks import ForkedCommand
@@ -453,6 +455,35 @@ def test_the_target_goes_over_and_what_cannot_is_a_sentence(recorded_run: Path, 
     audit = open_audit(recorded_run, None)
     assert "Experiment is not for attacks" in sentence(sme, Knowledge(input_mean=audit.experiment))  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
+
+
+class DrawsFromGlobals(Attack):
+    """Draws from the generators of torch, NumPy and Python, as a library would."""
+
+    def _run(self, target: Target, progress: object) -> Any:
+        raise AttackError(f"{torch.rand(1).item()} {np.random.rand()} {random.random()}")  # noqa: NPY002
+
+
+def test_what_a_library_draws_follows_from_the_seed_of_each_attack(recorded_run: Path, tmp_path: Path) -> None:
+    """It began at the same state in each process, so that repeats found the same and looked certain."""
+    transcript = Transcript(recorded_run).restrict_to([1])
+
+    def order(seed: int) -> VictimTask:
+        rng = generator(seed)
+        target = Target(transcript=transcript, victim=0, members=(), knowledge=Knowledge(), rng=rng)
+        return VictimTask(target=target, progress=lambda *_: None)
+
+    def draw_apart(seed: int) -> str:
+        with Isolation(tmp_path, []) as isolation, pytest.raises(AttackError) as caught:
+            isolation.attempt(DrawsFromGlobals(), order(seed).target, lambda *_: None)
+        return str(caught.value)
+
+    state = torch.get_rng_state(), random.getstate(), repr(np.random.get_state())  # noqa: NPY002
+    together = [str(outcome) for _, outcome in attempt_all(DrawsFromGlobals(), map(order, (1, 2, 1)))]
+    assert together[0] == together[2] != together[1]
+    assert [draw_apart(seed) for seed in (1, 2)] == together[:2]
+    assert torch.equal(torch.get_rng_state(), state[0])
+    assert (random.getstate(), repr(np.random.get_state())) == state[1:]  # noqa: NPY002
 
 
 def test_what_holds_the_truth_cannot_be_handed_over(tmp_path: Path) -> None:
