@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,6 +31,96 @@ def check_reply(before: State, sent: State, num_members: int, path: Path) -> Non
     _check_shapes(before, sent, path)
     _warn_of_broken_values(sent, path)
     _check_mean(before, sent, num_members, path)
+
+
+_LIKE_WEIGHTS, _LIKE_MOVE = 0.5, 0.2
+"""Cosine of a reply and w_t from which on it looks like weights, and up to which like a delta or a gradient."""
+_EQUAL = 1e-3
+"""Distance of w_t from the mean of the replies, in lengths of their moves, up to which the two are one."""
+
+
+class ReplyKinds:
+    """Notes of what the replies of all rounds look like, of which an attack file says one kind for all."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, Path] = {}
+
+    def note(self, before: State, sent: State, path: Path) -> None:
+        """Note whether a reply looks like weights or like a move; warn once where there are both."""
+        product, square, sent_square = _compare(before, sent)
+        if not square or not sent_square:
+            return
+        cosine = product / math.sqrt(square * sent_square)
+        if cosine > _LIKE_WEIGHTS:
+            kind = "weights"
+        elif cosine < _LIKE_MOVE and sent_square < 0.25 * square:
+            kind = "a delta or a gradient"
+        else:
+            return
+        is_new = kind not in self._first
+        self._first.setdefault(kind, path)
+        if is_new and len(self._first) > 1:
+            first_kind, first_path = next(iter(self._first.items()))
+            log.warning(
+                "%s: looks like %s, and %s like %s; an attack file says one of them for all ([app] replies), so write "
+                "all replies in one way, or import them into a recording each",
+                path,
+                kind,
+                first_path,
+                first_kind,
+            )
+
+
+class MeanReply:
+    """Means of the replies of a round to one w_t, with and without weights N."""
+
+    def __init__(self) -> None:
+        self._sums: list[tuple[float, dict[str, Tensor]]] = [(0.0, {}), (0.0, {})]
+        self._count, self._moved = 0, 0.0
+
+    def add(self, before: State, sent: State, num_examples: int) -> None:
+        """Add a reply."""
+        moved = {}
+        for name, tensor in before.items():
+            if tensor.is_floating_point() and name in sent and sent[name].shape == tensor.shape:
+                moved[name] = sent[name].double() - tensor.double()
+        for position, weight in enumerate((1.0, float(num_examples))):
+            total, sums = self._sums[position]
+            added = {name: sums.get(name, 0.0) + weight * tensor for name, tensor in moved.items()}
+            self._sums[position] = total + weight, added
+        self._moved = max(self._moved, _length(moved))
+        self._count += 1
+
+    def warn_of_aggregate(self, before: State, folder: Path) -> None:
+        """Warn where w_t is the mean of what clients answered to it, so that it was written after the aggregation."""
+        # Rounding to the type of w_t may hide no more than this.
+        rounding = sum(1e-6 * float(t.double().norm()) for t in before.values() if t.is_floating_point())
+        if self._count < 2 or self._moved * _EQUAL < rounding:
+            return
+        for total, sums in self._sums:
+            if total and _length(sums) / total < _EQUAL * self._moved:
+                log.warning(
+                    "%s: the broadcast is the mean of what clients answered to it, as where it is written after the "
+                    "server aggregated; write it when it is sent, or attacks read each move from the wrong model",
+                    folder,
+                )
+                return
+
+
+def _length(state: State) -> float:
+    return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in state.values()))
+
+
+def _compare(before: State, sent: State) -> tuple[float, float, float]:
+    """Return the product of w_t and a reply, the square of w_t, and that of the reply, of the tensors that fit."""
+    product, square, sent_square = 0.0, 0.0, 0.0
+    for name, tensor in before.items():
+        if tensor.is_floating_point() and name in sent and sent[name].shape == tensor.shape:
+            old, new = tensor.double(), sent[name].double()
+            product += float((old * new).sum())
+            square += float(old.square().sum())
+            sent_square += float(new.square().sum())
+    return product, square, sent_square
 
 
 def _check_types(before: State, sent: State, path: Path) -> None:
@@ -69,11 +160,7 @@ def _name_holders(names: Sequence[str]) -> str:
 
 def _check_mean(before: State, sent: State, count: int, path: Path) -> None:
     """Raise ConfigError where weights of a sum over clients were not divided by their number."""
-    product, square = 0.0, 0.0
-    for name, tensor in before.items():
-        if tensor.is_floating_point() and name in sent and sent[name].shape == tensor.shape:
-            product += float((tensor.double() * sent[name].double()).sum())
-            square += float(tensor.double().square().sum())
+    product, square, _ = _compare(before, sent)
     if count > 1 and square and abs(product / square - count) < 0.1 * count:
         raise ConfigError(
             f"{path}: is about {count} times what the server sent, the sum of the models of its {count} members; write "

@@ -36,7 +36,7 @@ from torch import Tensor
 from fedsim.base.errors import ConfigError, TranscriptError, TrustError, first_line
 from fedsim.base.files import parse_json
 from fedsim.plugins.packed_arrays import read_arrays
-from fedsim.recording.exchange_checks import check_reply
+from fedsim.recording.exchange_checks import MeanReply, ReplyKinds, check_reply
 from fedsim.recording.header import (
     MAX_CLIENT_ID,
     MAX_NUM_EXAMPLES,
@@ -89,9 +89,9 @@ class _RoundFiles:
 def import_exchange(source: Path, run: Path) -> Transcript:
     """Record what the server of another framework wrote, see this module, in a new run folder.
 
-    Clients whose names are not all numbers are numbered from 0 in the order of their names; the
-    headers of the rounds hold the names. A sum over clients is recorded under the lowest id of its
-    members.
+    Clients whose names are no numbers are numbered in the order of their names, from 0 or after the
+    largest name that is one; the headers of the rounds hold the names. A sum over clients is
+    recorded under the lowest id of its members.
 
     Args:
         source: folder with a folder for each round.
@@ -111,10 +111,10 @@ def import_exchange(source: Path, run: Path) -> Transcript:
         raise ConfigError(f"{run}: is not empty; name a run folder that is to be made")
     names = {} if all(name.isdecimal() for name in id_of) else {number: name for name, number in id_of.items()}
     try:
-        recorder = Recorder(run / RECORDING_FOLDER)
+        recorder, kinds = Recorder(run / RECORDING_FOLDER), ReplyKinds()
         for files in rounds:
             config = {**files.config, **({NAMES_KEY: json.dumps(names)} if names else {})}
-            recorder.write(files.number, _read_updates(files, id_of), config=config, expected=len(files.replies))
+            recorder.write(files.number, _read_updates(files, id_of, kinds), config=config, expected=len(files.replies))
     except BaseException:
         shutil.rmtree(run, ignore_errors=True)  # half a recording would be taken for a whole one
         raise
@@ -186,21 +186,22 @@ def _sort_files(number: int, folder: Path) -> _RoundFiles:
 
 
 def _number_clients(rounds: Sequence[_RoundFiles]) -> dict[str, int]:
-    """Return the id of each client by its name: the name itself, where all are numbers."""
+    """Return the id of each client by its name: the name itself where it is a number, else the next number."""
     names = set[str]()
     for files in rounds:
         for name in files.replies:
             # A sum may have any name; clients are its members.
             facts = files.facts.get(name)
             names.update(facts.members if facts and facts.members else (name,))
-    if not all(name.isdecimal() for name in names):
-        return {name: index for index, name in enumerate(sorted(names, key=_natural_order))}
-    ids = {name: int(name) for name in names}
+    ids = {name: int(name) for name in names if name.isdecimal()}
+    if len(set(ids.values())) < len(ids):
+        raise ConfigError("two names of clients are the same number (1 and 01); write each in one way")
+    # A name that is a number stays, or truth.2 would be of whoever comes third.
+    others = sorted(names - ids.keys(), key=_natural_order)
+    ids |= {name: number for number, name in enumerate(others, start=max(ids.values(), default=-1) + 1)}
     largest = max(ids.values())
     if largest > MAX_CLIENT_ID:
         raise ConfigError(f"client-{largest}: is above {MAX_CLIENT_ID}, the largest id of a client; give it another")
-    if len(set(ids.values())) < len(ids):
-        raise ConfigError("two names of clients are the same number (1 and 01); write each in one way")
     return ids
 
 
@@ -213,27 +214,50 @@ def _natural_order(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", name)]
 
 
-def _read_updates(files: _RoundFiles, id_of: Mapping[str, int]) -> Iterator[Update]:
+def _read_updates(files: _RoundFiles, id_of: Mapping[str, int], kinds: ReplyKinds) -> Iterator[Update]:
     """Yield the updates of a round by client; w_t of all is read once."""
     to_all = _read_state(files.broadcasts[""]) if "" in files.broadcasts else {}
+    mean = MeanReply()
     members_of = dict[str, tuple[int, ...]]()
     for name in files.replies:
         facts = files.facts.get(name, _ReplyFacts())
         members_of[name] = tuple(sorted(id_of[member] for member in facts.members))
+    _check_senders(files.folder, {name: members_of[name] or (id_of[name],) for name in files.replies})
     for name in sorted(files.replies, key=lambda name: (*members_of[name], id_of.get(name, 0))[0]):
         facts = files.facts.get(name, _ReplyFacts())
         before = _read_state(files.broadcasts[name]) if name in files.broadcasts else to_all
         sent = _read_state(files.replies[name])
         check_reply(before, sent, len(members_of[name]), files.replies[name])
+        if name not in files.broadcasts:
+            mean.add(before, sent, facts.num_examples)
+        kinds.note(before, sent, files.replies[name])
         yield Update(
             round=files.number,
-            client=members_of[name][0] if members_of[name] else id_of[name],
+            client=(members_of[name] or (id_of[name],))[0],
             before=before,
             payload=Payload.from_dense(sent, "weights"),
             num_examples=facts.num_examples,
             metrics=facts.metrics,
-            members=members_of[name],
+            members=members_of[name] if len(members_of[name]) > 1 else (),  # a sum over one client is its own
         )
+    mean.warn_of_aggregate(to_all, files.folder)
+
+
+def _check_senders(folder: Path, senders: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise ConfigError where two replies of a round would be recorded under the same client.
+
+    Args:
+        folder: of the round.
+        senders: name of a reply's file to the clients that it is of.
+    """
+    name_of = dict[int, str]()
+    for name, clients in senders.items():
+        if clients[0] in name_of:
+            raise ConfigError(
+                f"{folder}: client-{name_of[clients[0]]} and client-{name} both are or begin with client {clients[0]}, "
+                "and a recording keeps one message of a client in a round; import each into a recording of its own"
+            )
+        name_of[clients[0]] = name
 
 
 def _read_config(path: Path) -> dict[str, object]:

@@ -305,3 +305,43 @@ def test_the_command_says_what_it_wrote_and_what_is_missing(tmp_path, capfd):
     again = call_fedsim("import", tmp_path / "exchange", tmp_path / "run", capfd=capfd)
     assert again.returncode == 2
     assert "is not empty" in again.stderr
+
+
+def test_names_that_are_numbers_stay_beside_others(tmp_path):
+    write_round(tmp_path / "exchange", clients=("2", "10", "site-a"))
+    transcript = import_exchange(tmp_path / "exchange", tmp_path / "run")
+    assert transcript.clients(1) == [2, 10, 11]
+    assert json.loads(transcript.header(1).config[NAMES_KEY])["11"] == "site-a"
+
+
+def test_a_sum_over_one_client_is_its_own_message(tmp_path):
+    folder = write_round(tmp_path / "exchange")
+    (folder / "client-3.json").write_text('{"num_examples": 60, "members": [3]}')
+    assert import_exchange(tmp_path / "exchange", tmp_path / "run").update(1, 3).members == ()
+
+
+def test_two_sums_that_begin_with_the_same_client_are_named(tmp_path):
+    folder = write_round(tmp_path / "exchange", clients=("a", "b"))
+    (folder / "client-a.json").write_text('{"members": [3, 4]}')
+    (folder / "client-b.json").write_text('{"members": [3, 5]}')
+    with pytest.raises(ConfigError, match="client-a and client-b both are or begin with client 3"):
+        import_exchange(tmp_path / "exchange", tmp_path / "run")
+
+
+def test_a_broadcast_that_is_the_mean_of_its_replies_is_warned_of(tmp_path, caplog):
+    folder = write_round(tmp_path / "exchange")
+    others = {name: 2 * BEFORE[name] - tensor for name, tensor in AFTER.items()}
+    write_npz(folder / "client-3.npz", others)
+    import_exchange(tmp_path / "exchange", tmp_path / "run")
+    assert "round-1: the broadcast is the mean of what clients answered to it" in caplog.text
+
+
+def test_weights_beside_deltas_are_warned_of(tmp_path, caplog):
+    write_round(tmp_path / "exchange")
+    folder = write_round(tmp_path / "exchange", number=2)
+    assert "looks like" not in caplog.text
+    turned = torch.tensor([[0.1, 0.0, 0.0], [0.0, 0.0, -0.05]])
+    write_npz(folder / "client-5.npz", {"fc.weight": turned, "fc.bias": torch.zeros(2)})
+    import_exchange(tmp_path / "exchange", tmp_path / "run")
+    assert "round-2/client-5.npz: looks like a delta or a gradient" in caplog.text
+    assert "round-1/client-3.npz like weights" in caplog.text
