@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from fedsim.audit.stated_model import grey_inputs
-from fedsim.audit.truth_files import count_examples
+from fedsim.audit.truth_files import count_group_examples
 from fedsim.interfaces.attack import Attack
 from fedsim.interfaces.knowledge import Knowledge
 from fedsim.recording.transcript import Transcript
@@ -30,7 +30,7 @@ _LONG_SECONDS = 600.0
 
 def warn_of_cost(attacks: Sequence[tuple[str, Attack]], transcript: Transcript, knowledge: Knowledge) -> None:
     """Warn beforehand of attacks that take long or too much memory, and say what helps."""
-    counts = [count for client_counts in count_examples(transcript).values() for count in client_counts]
+    counts = [count for client_counts in count_group_examples(transcript).values() for count in client_counts]
     steps: dict[str, int] = {}
     for title, attack in attacks:
         steps[title] = getattr(attack, "iterations", 0) * getattr(attack, "restarts", 1)

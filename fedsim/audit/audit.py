@@ -48,7 +48,7 @@ from fedsim.audit.threat_model import (
     full_knowledge,
     grant_knowledge,
 )
-from fedsim.audit.truth_files import check_truth, check_truths, count_examples
+from fedsim.audit.truth_files import check_truth, check_truths, count_examples, count_group_examples
 from fedsim.audit.variants import settings_of
 from fedsim.base.errors import ConfigError, KnowledgeError
 from fedsim.federation.app_file import read_app_defenses
@@ -121,6 +121,7 @@ class Audit:
             columns=columns if isinstance(columns, list) else (),
             defenses=tuple(defenses),
             is_defended=self.spec.app.defended,
+            groups=list(self.group_counts),
         )
 
     @cached_property
@@ -151,9 +152,14 @@ class Audit:
         return observe_run(self.folder, self.case, self.spec.adversary, self.spec.app)
 
     @cached_property
+    def group_counts(self) -> dict[tuple[int, ...], set[int]]:
+        """Map the clients of each message to the numbers of examples N that it reports."""
+        return count_group_examples(self.folder.recording.in_format(self.spec.app))  # the case is made of them
+
+    @cached_property
     def example_counts(self) -> dict[str, set[int]]:
         """Map each client, in order of appearance, to the numbers of examples N it reported."""
-        return count_examples(self.folder.recording.in_format(self.spec.app))  # the case is made of them
+        return count_examples(self.group_counts)
 
     @cached_property
     def cache(self) -> FindingCache:
@@ -341,7 +347,7 @@ class Audit:
                 check_truth(client, Truth.load(file), self.granted_knowledge)
             return
         check_fit(self.transcript, self.granted_knowledge)
-        check_truths(self.case.files, self.example_counts, self.granted_knowledge)
+        check_truths(self.case.files, self.group_counts, self.granted_knowledge)
         titled_attacks = [(table.title, attack) for table, attack in self._possible_attacks]
         warn_of_cost(titled_attacks, self.transcript, self.granted_knowledge)
 

@@ -14,10 +14,11 @@ from fedsim.audit.cache import FindingCache
 from fedsim.audit.evaluation.case import UnknownTruthError
 from fedsim.audit.evaluation.evaluator import VICTIMS, EvaluationContext, Judgement, evaluator_of
 from fedsim.audit.evaluation.score import Score
+from fedsim.audit.evaluation.truth_fit import find_complaint
 from fedsim.audit.finding_files import load_claim, read_facts
 from fedsim.audit.score_reuse import EarlierScores
 from fedsim.audit.variants import VARIANT_COLUMNS, variant_columns
-from fedsim.base.errors import FedsimError, RunError, error_reason, one_line
+from fedsim.base.errors import DataError, FedsimError, RunError, error_reason, one_line
 from fedsim.base.progress import track
 from fedsim.interfaces.findings import Finding
 from fedsim.interfaces.metric import list_metric_faults
@@ -168,10 +169,14 @@ def _judge(
 ) -> Judgement:
     """Judge a finding; report an error and return no scores where that fails.
 
-    That the truth is not known is no failure.
+    That the truth is not known is no failure. A truth file of a recording made elsewhere has to explain the victim's
+    message: where it does not, either of the two is read wrongly.
     """
     try:
-        return evaluator_of(finding).judge(finding, about, bench_of(about))
+        context = bench_of(about)
+        if complaint := find_complaint(finding, about, context):
+            raise DataError(complaint)
+        return evaluator_of(finding).judge(finding, about, context)
     except UnknownTruthError as error:
         log.warning("%s, client %d: not scored: %s", about["attack"], int(about["victim"]), error)
         return Judgement()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,26 +16,30 @@ from fedsim.recording.transcript import Transcript
 log = logging.getLogger(__name__)
 
 
-def check_truths(files: Mapping[str, Path], counts: Mapping[str, set[int]], knowledge: Knowledge) -> None:
+def check_truths(files: Mapping[str, Path], counts: Mapping[tuple[int, ...], set[int]], knowledge: Knowledge) -> None:
     """Check the truth file of each client, and that at least one of them is recorded.
 
     Args:
         files: by client.
-        counts: see `count_examples`.
+        counts: see `count_group_examples`.
 
     Raises:
         ConfigError: none of them is recorded.
     """
+    sizes: dict[str, int] = {}
     for client, file in files.items():
         truth = Truth.load(file)
         if truth.answers:  # which are no examples
             continue
         check_truth(client, truth, knowledge)
-        warn_of_truth_size(client, len(truth.data), counts)
-    if files and not counts.keys() & files.keys():
+        sizes[client] = len(truth.data)
+    for group, reported in counts.items():
+        warn_of_truth_size(group, sizes, reported)
+    recorded = {str(member): None for group in counts for member in group}
+    if files and not recorded.keys() & files.keys():
         raise ConfigError(
             f"truth: none of its clients ({', '.join(files)}) is recorded; recorded: "
-            f"{join_first(counts, MAX_NAMES)}; clients are called by their partition id where they "
+            f"{join_first(recorded, MAX_NAMES)}; clients are called by their partition id where they "
             'report it (fedsim.partition_mod in the ClientApp), else by their node; "#1" is the first'
         )
 
@@ -58,29 +62,55 @@ def check_truth(client: str, truth: Truth, knowledge: Knowledge) -> None:
         )
 
 
-def count_examples(transcript: Transcript) -> dict[str, set[int]]:
-    """Map each client to the numbers of examples N of its updates."""
-    counts: dict[str, set[int]] = {}
+def count_group_examples(transcript: Transcript) -> dict[tuple[int, ...], set[int]]:
+    """Map the clients of each message, one or the members of a sum, to the numbers of examples N of these messages."""
+    counts: dict[tuple[int, ...], set[int]] = {}
     for number in transcript.rounds:
         with suppress(TranscriptError):  # a damaged round is reported when it is attacked
             for reply in transcript.header(number).replies:
                 num_examples = transcript.message_format.num_examples_of(reply.client, reply.num_examples)
-                counts.setdefault(str(reply.client), set()).add(num_examples)
+                counts.setdefault(tuple(reply.members) or (reply.client,), set()).add(num_examples)
     return counts
 
 
-def warn_of_truth_size(client: str, size: int, counts: Mapping[str, set[int]]) -> None:
-    """Warn where a client's truth file holds another number of examples than N.
+def count_examples(group_counts: Mapping[tuple[int, ...], set[int]]) -> dict[str, set[int]]:
+    """Map each client, a sum counting as its first member, to the numbers of examples N of its updates.
 
     Args:
-        size: examples in the file.
-        counts: see `count_examples`.
+        group_counts: see `count_group_examples`.
     """
-    reported = counts.get(client)
-    if reported and size not in reported:
+    counts: dict[str, set[int]] = {}
+    for group, of_group in group_counts.items():
+        counts.setdefault(str(group[0]), set()).update(of_group)
+    return counts
+
+
+def warn_of_truth_size(group: Sequence[int], sizes: Mapping[str, int], reported: Collection[int]) -> None:
+    """Warn where the files of a client, or of the members of a sum, hold another number of examples than N.
+
+    Args:
+        group: clients of a message.
+        sizes: by client, examples in its file.
+        reported: values of N of these messages.
+    """
+    named = [str(member) for member in group if str(member) in sizes]
+    size = sum(sizes[client] for client in named)
+    if not named or size in reported:
+        return
+    counts = join_first([str(count) for count in sorted(reported)], MAX_NAMES)
+    if len(group) == 1:
         log.warning(
             "truth.%s: has %d examples, and N is %s; if clients count batches, say N with [app] num_examples",
-            client,
+            named[0],
             size,
-            join_first(sorted(reported), MAX_NAMES),
+            counts,
+        )
+    else:
+        log.warning(
+            "truth.%s: the sum over clients %s is over N = %s examples, and %s; name a file of each of these clients, "
+            "or one alone that holds the examples of all",
+            named[0],
+            join_first(map(str, group), MAX_NAMES),
+            counts,
+            f"the file holds {size}" if len(named) == 1 else f"their {len(named)} files hold {size}",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,22 @@ from torch.nn.functional import cross_entropy
 import fedsim
 from clients.defenses.update_noise import UpdateNoise
 from fedsim.audit.audit import open_audit
+from fedsim.audit.evaluation.evaluator import EvaluationContext
+from fedsim.audit.evaluation.foreign_recording import ForeignRecording
 from fedsim.audit.evaluation.measurements import measure_claims
 from fedsim.audit.evaluation.truth import Truth
+from fedsim.audit.evaluation.truth_fit import find_complaint
 from fedsim.audit.threat_model import full_knowledge
 from fedsim.base import table_metrics
+from fedsim.base.errors import DataError
 from fedsim.federation.config import AttackFile
 from fedsim.federation.table_validation import validate_tables
-from fedsim.recording.payloads import Payload
+from fedsim.interfaces.findings import Reconstruction
+from fedsim.interfaces.knowledge import Knowledge
+from fedsim.recording.payloads import Kind, Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.wire_format import Update
+from tests.support.recordings import build_update, record_updates
 
 
 def make_model() -> nn.Module:
@@ -112,7 +120,7 @@ def test_a_defense_excuses_a_truth_that_explains_nothing_in_its_rounds_alone(
     monkeypatch.setattr(
         "fedsim.audit.audit.full_knowledge", lambda *facts: replace(full_knowledge(*facts), defenses=[defense])
     )
-    monkeypatch.setattr("fedsim.audit.evaluation.reconstructions._UNRELATED", 0.0)
+    monkeypatch.setattr("fedsim.audit.evaluation.truth_fit._UNRELATED", 0.0)
     assert bool(scored_psnr(tmp_path / "others", (2, 3))) == acts
     assert ("nor does anybody else's" in caplog.text) == (not acts)
 
@@ -122,7 +130,7 @@ def test_a_defense_excuses_a_truth_that_explains_nothing_in_its_rounds_alone(
 def test_a_truth_that_explains_nothing_is_scored_where_the_app_is_said_to_be_defended(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, defended: bool
 ) -> None:
-    monkeypatch.setattr("fedsim.audit.evaluation.reconstructions._UNRELATED", 0.0)
+    monkeypatch.setattr("fedsim.audit.evaluation.truth_fit._UNRELATED", 0.0)
     folder = tmp_path / "others"
     record_weights(folder)
     files = describe_attack(folder, (2, 3))
@@ -136,6 +144,74 @@ def test_a_truth_that_explains_nothing_is_scored_where_the_app_is_said_to_be_def
     assert len(after.run()) == 0, "the attack is not made again"
     assert bool([row for row in after.score() if row["metric"] == "psnr"]) == defended
     assert ("it is scored, since the app is said to be defended" in caplog.text) == defended
+
+
+@pytest.mark.usefixtures("a_module")
+def test_no_finding_of_any_kind_is_scored_against_a_truth_that_is_another_clients(tmp_path: Path) -> None:
+    folder = tmp_path / "kinds"
+    record_weights(folder)
+    spec = describe_attack(folder, (1, 0), attack=[{"name": "label-counts"}])
+    audit, failures = open_audit(folder / "run", spec, folder), list[str]()
+    assert audit.run() == []
+    assert audit.score(failures) == []
+    assert "and what client 1 is said to have held does" in failures[0]
+
+
+TRAINING = {"learning_rate": 0.1, "optimizer": "sgd", "batch_size": 2, "local_epochs": 1}
+
+
+def complaint_about(
+    folder: Path, change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], reply: Kind = "weights", scale: float = 1.0
+) -> str:
+    """What is said of a truth file that holds the data of client 0 after a change."""
+    model, (inputs, labels) = make_model(), held_by(0)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    cross_entropy(model(inputs), labels).backward()
+    gradient = {name: scale * p.grad for name, p in model.named_parameters() if p.grad is not None}
+    sent = gradient if reply == "gradient" else {name: before[name] - 0.1 * gradient[name] for name in before}
+    update = build_update(before, sent, reply, num_examples=2)
+    transcript = record_updates(folder / "transcript", [update])
+    table = fedsim.write_truth(folder, lambda client: change(inputs, labels), [0])
+    known = Knowledge(model=make_model, loss=cross_entropy, value_range=((0.0,), (1.0,)), **TRAINING)
+    context = EvaluationContext(
+        case=ForeignRecording({"0": Path(table["0"])}),
+        open_recording=lambda: transcript,
+        knowledge=known,
+        optimum=lambda client, **options: {},
+    )
+    claim = Reconstruction(data=inputs, labels=labels)
+    return find_complaint(claim, {"attack": "sme", "victim": 0, "first_round": 1, "members": []}, context)
+
+
+@pytest.mark.parametrize(
+    ("change", "reply", "scale", "words"),
+    [
+        (lambda x, y: (x, y), "weights", 1.0, ""),
+        (lambda x, y: (x, y), "gradient", 1.0, ""),
+        (lambda x, y: (1 - x, y), "weights", 1.0, "gives another message (1 - cosine"),
+        (lambda x, y: (1 - x, y), "gradient", 1.0, "gives another message (1 - cosine"),
+        (lambda x, y: (x, (y + 1) % 3), "weights", 1.0, "truth.0"),
+        (lambda x, y: (x, y), "gradient", -1.0, "points the opposite way"),
+        (lambda x, y: (x, y), "weights", -1.0, "points the opposite way"),
+    ],
+)
+def test_the_truth_gives_the_message_or_is_not_scored(
+    tmp_path: Path,
+    change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    reply: Kind,
+    scale: float,
+    words: str,
+) -> None:
+    complaint = complaint_about(tmp_path, change, reply, scale)
+    assert words in complaint
+    assert bool(complaint) == bool(words)
+
+
+def test_a_gradient_that_sums_over_examples_is_said_to_be_longer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert complaint_about(tmp_path, lambda x, y: (x, y), "gradient", 2.0) == ""
+    assert "its message is 2 times as long as training on truth.0" in caplog.text
 
 
 def test_numbers_that_public_rows_do_not_spread_are_right_where_they_are_exact() -> None:
@@ -153,3 +229,37 @@ def test_words_behind_the_end_of_a_text_are_not_part_of_it() -> None:
         found = measure_claims(torch.tensor([claimed]), truth, None)["recovered"]
         assert isinstance(found, Tensor)
         assert found.item() == whole
+
+
+def case_of_sums(folder: Path, clients: Sequence[int], groups: Collection[tuple[int, ...]]) -> ForeignRecording:
+    table = fedsim.write_truth(folder, held_by, clients)
+    return ForeignRecording({client: Path(file) for client, file in table.items()}, groups=groups)
+
+
+def test_a_sum_is_scored_against_the_examples_of_all_its_members(tmp_path: Path) -> None:
+    case = case_of_sums(tmp_path, (0, 1, 2), [(0, 1), (0, 2)])
+    for other in (1, 2):
+        truth = case.truth(0, None, (0, other))
+        assert truth is not None
+        assert torch.equal(truth.data, torch.cat([held_by(0)[0], held_by(other)[0]]))
+
+
+@pytest.mark.parametrize(
+    ("clients", "groups", "sentence"),
+    [
+        ((0,), [(0, 1), (0, 2)], "in a sum over clients 0, 2, and one file cannot hold"),
+        ((0,), [(0, 1), (0,)], "in its own messages, and one file cannot hold"),
+        ((0, 1), [(0, 1, 2)], "several have a file, and 2 none"),
+    ],
+)
+def test_a_file_that_cannot_hold_the_examples_of_a_sum_is_named(
+    tmp_path: Path, clients: Sequence[int], groups: list[tuple[int, ...]], sentence: str
+) -> None:
+    with pytest.raises(DataError, match=sentence):
+        case_of_sums(tmp_path, clients, groups).truth(0, None, groups[0])
+
+
+def test_one_file_of_a_sum_alone_holds_the_examples_of_all(tmp_path: Path) -> None:
+    truth = case_of_sums(tmp_path, (0,), [(0, 1)]).truth(0, None, (0, 1))
+    assert truth is not None
+    assert len(truth.data) == 2

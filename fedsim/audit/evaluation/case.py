@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 
 from fedsim.audit.evaluation.truth import Truth
-from fedsim.base.errors import DataError
+from fedsim.base.errors import DataError, join_first
 from fedsim.base.task import Task
 from fedsim.data import Column
 from fedsim.federation.adversary_tables import AdversaryTable
@@ -31,6 +31,9 @@ from fedsim.recording.header import Header
 from fedsim.recording.message_format import MessageFormat
 from fedsim.recording.wire_format import State
 from fedsim.training.settings import LocalTraining
+
+_MAX_NAMES = 6
+"""Most clients that one sentence names."""
 
 
 class UnknownTruthError(DataError):
@@ -259,14 +262,45 @@ class Case(ABC):
             members: of the group that the victim stands for; their data are joined.
         """
         if str(victim) in self.files:
-            truth = Truth.load(self.files[str(victim)])
+            return self._add_columns(self._truth_in_files(victim, members))
+        return self._client_truth(members or (victim,), number)
+
+    def _truth_in_files(self, victim: int, members: Sequence[int]) -> Truth:
+        """Join what the files of the members of a group say; one file alone holds the examples of all of them.
+
+        Raises:
+            DataError: some members have a file and others have none, or one file cannot hold the examples of all.
+        """
+        clients = [member for member in members if str(member) in self.files]
+        if len(clients) < 2:
+            clients = [victim]
+            self.check_file_of_sum(victim, members)
+        elif len(clients) < len(members):
+            lacking = join_first([str(member) for member in members if member not in clients], _MAX_NAMES)
+            raise DataError(
+                f"truth.{victim}: of the sum over clients {join_first(map(str, members), _MAX_NAMES)}, several have a "
+                f"file, and {lacking} none; name one of each, or one alone that holds the examples of all"
+            )
+        truths = [Truth.load(self.files[str(client)]) for client in clients]
+        for client, truth in zip(clients, truths, strict=True):
             if truth.answers:
                 raise DataError(
-                    f"truth.{victim}: the file holds answers to queries, and examples are claimed; write these with "
+                    f"truth.{client}: the file holds answers to queries, and examples are claimed; write these with "
                     "fedsim.write_truth"
                 )
-            return self._add_columns(truth)
-        return self._client_truth(members or (victim,), number)
+        if len({(truth.data.shape[1:], truth.data.dtype, truth.labels.shape[1:]) for truth in truths}) > 1:
+            raise DataError(
+                f"truth.{victim}: the files of clients {join_first(map(str, clients), _MAX_NAMES)} hold examples of "
+                "different kinds, which are in one sum; write them from the same data set"
+            )
+        if len(truths) == 1:
+            return truths[0]
+        data, labels = torch.cat([truth.data for truth in truths]), torch.cat([truth.labels for truth in truths])
+        return replace(truths[0], data=data, labels=labels, rows=None)
+
+    def check_file_of_sum(self, victim: int, members: Sequence[int]) -> None:
+        """Raise DataError where the file of `victim` alone cannot hold the examples of all `members` of a sum."""
+        del victim, members
 
     def answers_in_file(self, victim: int) -> Truth | None:
         """Return what a truth file says that `victim` answered to queries; None where there is no file.

@@ -17,10 +17,10 @@ from fedsim.audit.evaluation.evaluator import (
     first_round,
     group_members,
 )
-from fedsim.audit.evaluation.measurement_cache import MeasurementCache
 from fedsim.audit.evaluation.scoring import claimed_data, score_examples
 from fedsim.audit.evaluation.similarity import AttackedUpdate
 from fedsim.audit.evaluation.truth import Truth
+from fedsim.audit.evaluation.truth_fit import shared_measurements
 from fedsim.base import metrics, table_metrics
 from fedsim.base.errors import DataError
 from fedsim.base.randomness import use_one_thread
@@ -70,12 +70,6 @@ def true_examples(finding: Reconstruction | Texts, about: FindingMetadata, case:
         return case.truth_of_all()
     number = None if finding.claims == "client" else first_round(about)
     return case.truth(int(about["victim"]), number, group_members(about))
-
-
-def shared_measurements(context: EvaluationContext) -> MeasurementCache:
-    """Return what findings that are judged in `context` share."""
-    cache: MeasurementCache = context.cached_values.setdefault("measurements", MeasurementCache())
-    return cache
 
 
 @use_one_thread()  # faster for small images, and then scores do not depend on the number of cores

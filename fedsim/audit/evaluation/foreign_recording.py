@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from fedsim.audit.evaluation.case import Case, UnknownTruthError
 from fedsim.audit.evaluation.truth import Truth
-from fedsim.base.errors import ConfigError, DataError
+from fedsim.base.errors import ConfigError, DataError, join_first
 from fedsim.data import Examples
 from fedsim.federation.adversary_tables import AdversaryTable
 from fedsim.federation.candidates import CandidateRecords, draw_foreign_candidates
@@ -43,11 +43,13 @@ class ForeignRecording(Case):
         columns: number of features of each column of a table; empty where the file states none.
         defenses: that fedsim put around the clients of an app that it ran; empty where it did not, or none are granted.
         is_defended: whether the attack file says that the app's clients defend themselves.
+        groups: clients that each recorded message is of: one, or the members of a sum.
     """
 
     columns: Sequence[int] = ()
     defenses: Sequence[Defense] = ()
     is_defended: bool = False
+    groups: Collection[tuple[int, ...]] = ()
     is_described_by_file = True
     experiment = None
     seed = 0
@@ -72,6 +74,17 @@ class ForeignRecording(Case):
 
     def count_equal_clients(self, role: AdversaryRole) -> None:
         """Return None: whether the server averages by N is found by what it did."""
+
+    def check_file_of_sum(self, victim: int, members: Sequence[int]) -> None:
+        """Raise DataError where `victim` also sends alone, or in a sum over others."""
+        others = [group for group in self.groups if victim in group and group != tuple(members)]
+        if len(members) > 1 and others:
+            which = f"a sum over clients {join_first(others[0], 6)}" if len(others[0]) > 1 else "its own messages"
+            raise DataError(
+                f"truth.{victim}: client {victim} is in the sum over clients {join_first(members, 6)} and in "
+                f"{which}, and one file cannot hold the examples behind both; name a file of each client, with its own "
+                "examples"
+            )
 
     def public(self) -> PublicExamples | None:
         """Return the examples of the public file; None where there is none."""
@@ -213,7 +226,7 @@ class ForeignRecording(Case):
             UnknownTruthError: there is no such file.
             DataError: the files have no records of equal classes, or of another kind.
         """
-        held = self.truth(clients[0], None)
+        held = self.truth(clients[0], None, clients if len(clients) > 1 else ())
         in_other_files = self.examples_in_files({*map(str, clients), PUBLIC_KEY})
         others = self.public() if non_members == HELD_OUT else in_other_files
         if held is None or others is None:

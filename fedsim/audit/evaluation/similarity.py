@@ -120,7 +120,7 @@ class AttackedUpdate:
     def similarity_at_broadcast(self, data: Tensor, labels: Tensor) -> float:
         """Compute `l_sim` alone, by one gradient; see `similarities`."""
         with use_one_thread(), torch.enable_grad():
-            return self._distance(1.0, self._to_model_units(data), labels.to(self.device))
+            return self._distance(1.0, self.to_model_units(data), labels.to(self.device))
 
     def similarities_at_broadcast(self, data_sets: Sequence[Tensor], labels: Tensor) -> list[float] | None:
         """Compute `l_sim` of several sets of examples at once; None where that is to be done one by one.
@@ -130,7 +130,7 @@ class AttackedUpdate:
             labels: `example`, class indices or targets, of each set.
         """
         with use_one_thread(), torch.enable_grad():
-            input_sets = [self._to_model_units(data) for data in data_sets]
+            input_sets = [self.to_model_units(data) for data in data_sets]
             return self._distances_of_batch([1.0], input_sets, labels.to(self.device))
 
     def similarity_on_line(self, data: Tensor, labels: Tensor, at_broadcast: float) -> float:
@@ -158,7 +158,7 @@ class AttackedUpdate:
 
     def _line_function(self, data: Tensor, labels: Tensor) -> LineFunction:
         """Return the similarity as a function of alpha."""
-        inputs, labels = self._to_model_units(data), labels.to(self.device)
+        inputs, labels = self.to_model_units(data), labels.to(self.device)
 
         def measure(alphas: Sequence[float]) -> Sequence[float]:
             distances = self._distances_of_batch(alphas, [inputs], labels)
@@ -166,7 +166,7 @@ class AttackedUpdate:
 
         return measure
 
-    def _to_model_units(self, data: Tensor) -> Tensor:
+    def to_model_units(self, data: Tensor) -> Tensor:
         """Return values in [0, 1] in the range of the model's inputs."""
         shape = (-1, *[1] * (data.ndim - 2))
         low, high = (end.reshape(shape).to(self.device) for end in self.value_range)

@@ -1,0 +1,345 @@
+"""Hold what a truth file says that a client held against the message that the client sent.
+
+Only the attack file says what a recording made elsewhere means: the model, the loss, whether clients send weights or
+gradients, in which order arrays come. If one of these is wrong, attacks find nothing and the data look safe. The
+victim's own data tell: trained as the file states, they give the message that was recorded.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedsim.audit.evaluation.evaluator import EvaluationContext, FindingMetadata, first_round, group_members
+from fedsim.audit.evaluation.local_optimum import match_state
+from fedsim.audit.evaluation.measurement_cache import MeasurementCache
+from fedsim.audit.evaluation.similarity import AttackedUpdate
+from fedsim.audit.evaluation.truth import Truth
+from fedsim.base.errors import FedsimError
+from fedsim.base.randomness import use_one_thread
+from fedsim.base.task import Loss
+from fedsim.federation.config import PUBLIC_KEY
+from fedsim.interfaces.findings import Finding, LabelDistribution, Reconstruction
+from fedsim.interfaces.knowledge import FACTS, config_keys
+from fedsim.recording.wire_format import State
+from fedsim.training.loop import local_gradient, local_update
+from fedsim.training.settings import LocalTraining
+
+log = logging.getLogger(__name__)
+
+_UNRELATED, _RELATED = 0.95, 0.5
+"""One minus the cosine from which on examples do not explain an update, and up to which they do."""
+_OPPOSITE = 1.5
+"""One minus the cosine from which on two messages point in opposite directions."""
+_RETRAINED, _CONTRADICTION = 0.02, 0.2
+"""One minus the cosine of a message and one trained anew, up to which they are equal, and from which on they differ."""
+_SPREADS = 3
+"""How many times farther from a message than from each other two trained anew may be."""
+_LENGTH_TOLERANCE = 0.25
+"""Share by which the length of a message may differ from that of one trained anew."""
+_MAX_WORK = 2e9
+"""Most examples times parameters that are trained anew for one message."""
+_FAILURES = (FedsimError, RuntimeError, ValueError, IndexError, TypeError)
+"""What code of an app and data of another shape raise; the attack or the evaluator says what is wrong with them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retraining:
+    """How a message compares with what the truth gives, trained as the attack file states.
+
+    Attributes:
+        distance: one minus the cosine of the two.
+        spread: the same of two that are trained in different orders.
+        length: of the message, in lengths of the one trained anew.
+        is_stated: whether all that the message follows from is stated.
+    """
+
+    distance: float
+    spread: float
+    length: float
+    is_stated: bool = True
+
+    @property
+    def fits(self) -> bool:
+        """Return whether the message can be one of these data."""
+        return self.distance <= _RETRAINED + _SPREADS * self.spread
+
+    @property
+    def contradicts(self) -> bool:
+        """Return whether the message cannot be one of these data, if clients do nothing else."""
+        return self.is_stated and self.distance > _CONTRADICTION + _SPREADS * self.spread
+
+
+def shared_measurements(context: EvaluationContext) -> MeasurementCache:
+    """Return what findings that are judged in `context` share."""
+    cache: MeasurementCache = context.cached_values.setdefault("measurements", MeasurementCache())
+    return cache
+
+
+def read_attacked_update(about: FindingMetadata, context: EvaluationContext) -> AttackedUpdate | None:
+    """Return the first update that a finding was read from, with what gradients need.
+
+    None where the model is not known, or its inputs have no range.
+
+    Raises:
+        FedsimError: the update is not recorded.
+    """
+    knowledge = context.knowledge
+    if knowledge.model is None or knowledge.value_range is None:
+        return None
+    assert knowledge.loss is not None
+    low, high = (torch.tensor(end) for end in knowledge.value_range)
+    update = context.transcript.update(first_round(about), int(about["victim"]))
+    return AttackedUpdate(
+        model=knowledge.model(),
+        loss=knowledge.loss,
+        update=update,
+        value_range=(low, high),
+        settings=context.case.training,
+        device=knowledge.device,
+    )
+
+
+@use_one_thread()
+def find_complaint(finding: Finding, about: FindingMetadata, context: EvaluationContext) -> str:
+    """Say why the truth file of a victim cannot be the data behind its message; empty where it can.
+
+    Warnings say what fits badly and is scored all the same. Who asks who took part in training, as after a removal,
+    reads messages that the victim's own data need not explain, unless its training is stated.
+    """
+    victim = str(about["victim"])
+    if not context.case.is_described_by_file or victim not in context.case.files:
+        return ""
+    try:
+        truth = context.case.truth(int(victim), None, group_members(about))
+        message = read_attacked_update(about, context)
+    except _FAILURES:  # whoever needs them says so
+        return ""
+    if truth is None or truth.answers or truth.has_tokens or message is None:
+        return ""
+    retraining = _retrain(message, truth, about, context)
+    if retraining is not None and retraining.fits:
+        _warn_of_length(retraining, victim)
+        return ""
+    reads_examples = isinstance(finding, Reconstruction | LabelDistribution)
+    complaint = _describe_unrelated(message, truth, about, context) if reads_examples else ""
+    if complaint or retraining is None:
+        return complaint
+    sentence = (
+        f"what truth.{victim} says that it held, trained as [adversary.knowledge] states, gives another message "
+        f"(1 - cosine {retraining.distance:.3f}, with its batches in other orders {retraining.spread:.3f})"
+        f"{_describe_sign(retraining.distance)}"
+    )
+    remedy = (
+        "mend [truth], or what [app] and [adversary.knowledge] say of the model, the loss, local training and the "
+        "order of arrays; if clients add noise, compress or augment their data, say defended = true in [app]"
+    )
+    if retraining.contradicts and not context.case.is_defended:
+        return f"{sentence}; {remedy}"
+    if not context.case.is_defended:
+        log.warning("%s; findings are scored, but %s", sentence, remedy)
+    return ""
+
+
+def _describe_unrelated(
+    message: AttackedUpdate, truth: Truth, about: FindingMetadata, context: EvaluationContext
+) -> str:
+    """Say that no gradient of a victim's data, at any point of the line from w_t to w_T, is like its message."""
+    victim, update = str(about["victim"]), message.update
+    if update.gradient is not None and update.num_examples < len(truth.data):
+        return ""  # a mini-batch of them
+    distance = _distance(message, truth, context)
+    if math.isnan(distance) or distance < _RELATED:
+        return ""
+    members = {str(member) for member in group_members(about)}
+    distances = {}
+    for client, file in context.case.files.items():
+        if client != PUBLIC_KEY and client not in members:
+            distances[client] = _distance(message, Truth.load(file), context)
+    distances[victim] = distance
+    nearest = min(distances, key=lambda client: distances[client])
+    complaint = f"what truth.{victim} says that it held does not explain its message (1 - cosine {distance:.3f})"
+    if distances[nearest] < _RELATED:
+        return (
+            f"{complaint}, and what client {nearest} is said to have held does ({distances[nearest]:.3f}); mend [truth]"
+        )
+    # Many local steps turn an update away from any gradient, and noise may leave nothing of it.
+    if distance < _UNRELATED or context.knowledge.defenses_in(first_round(about)):
+        return ""
+    complaint = f"{complaint}, nor does anybody else's{_describe_sign(distance)}"
+    if context.case.is_defended:
+        sentence = f"{complaint}; it is scored, since the app is said to be defended"
+        log.warning("%s, client %s: %s", about["attack"], victim, sentence)
+        return ""
+    return (
+        f"{complaint}; mend [truth], or what [app] and [adversary.knowledge] say of the model, the loss and the "
+        "messages; if the app's own defense hides the data, say defended = true in [app]"
+    )
+
+
+def _describe_sign(distance: float) -> str:
+    if distance < _OPPOSITE:
+        return ""
+    return ", and points the opposite way, as where a delta is w_t - w_T or a gradient has a minus sign"
+
+
+def _distance(message: AttackedUpdate, truth: Truth, context: EvaluationContext) -> float:
+    """Return one minus the cosine between the update and the gradient of a truth file.
+
+    It is the least along the line from w_t to w_T.
+    """
+    try:
+        update = message.update
+        compute = partial(message.similarities, truth.data, truth.labels)
+        inputs = update.round, update.client, truth.data, truth.labels
+        return min(shared_measurements(context).find(compute, "truth file", *inputs).values())
+    except _FAILURES:  # of another shape, say
+        return math.nan
+
+
+def _retrain(
+    message: AttackedUpdate, truth: Truth, about: FindingMetadata, context: EvaluationContext
+) -> Retraining | None:
+    """Train on the truth as the attack file and the header state; None where they do not state it all."""
+    update = message.update
+    is_whole = not group_members(about) and len(truth.data) == update.num_examples
+    moves_alone = update.gradient_move is None  # no control variate turned the steps
+    if not is_whole or not moves_alone or context.knowledge.defenses_in(first_round(about)):
+        return None
+    try:
+        if not _keeps_digits(message, about, context):
+            return None
+    except FedsimError:  # a part of the model came back
+        return None
+    found = list[Retraining]()
+    for settings, is_stated in _stated_settings(message, context):
+        compute = partial(_compare_retrained, message, truth, settings, is_stated)
+        inputs = update.round, update.client, truth.data, truth.labels, repr(settings)
+        try:
+            retraining = shared_measurements(context).find(compute, "truth trained", *inputs)
+        except Exception:  # anybody's network and loss
+            log.debug("client %s: cannot be trained anew", about["victim"], exc_info=True)
+            return None
+        if retraining is None:
+            return None
+        found.append(retraining)
+        if retraining.fits:
+            break
+    return min(found, key=lambda one: one.distance - _SPREADS * one.spread) if found else None
+
+
+def _keeps_digits(message: AttackedUpdate, about: FindingMetadata, context: EvaluationContext) -> bool:
+    """Tell whether rounding, as to float16, left the direction of a message as it was."""
+    update = message.update
+    recorded = context.transcript.recorded_update(first_round(about), int(about["victim"]), update.message)
+    sent = recorded.payload.arrays()
+    types = {tensor.dtype for tensor in sent.values() if tensor.is_floating_point()}
+    if not types or update.payload.kind != "weights":
+        return bool(types)
+    rounding = max(torch.finfo(dtype).eps for dtype in types) * _l2_norm(update.before)
+    return rounding < 0.1 * _l2_norm(update.pseudo_gradient)
+
+
+def _stated_settings(message: AttackedUpdate, context: EvaluationContext) -> Iterator[tuple[LocalTraining, bool]]:
+    """Yield the ways of local training that fit what is stated, each with whether that is all it takes.
+
+    Nothing states how BatchNorm normalised, nor whether dropout was on.
+    """
+    update, knowledge = message.update, context.knowledge
+    names = [name for name in FACTS if name in LocalTraining.__dataclass_fields__]
+    stated = {name: getattr(knowledge, name) for name in names if getattr(knowledge, name) is not None}
+    for name in names:
+        for key in config_keys(name):
+            if name not in stated and FACTS[name].accepts(update.config.get(key)):
+                stated[name] = update.config[key]
+    has_batch_norm = any(isinstance(module, _BatchNorm) for module in message.model.modules())
+    for batch_norm in ("train", "eval") if has_batch_norm else ("train",):
+        for dropout in (True, False):
+            modes: dict[str, Any] = {"batch_norm": batch_norm, "dropout": dropout}
+            if update.gradient is not None:
+                batch_size = stated.get("batch_size", update.num_examples)
+                if batch_size < update.num_examples:
+                    return
+                smoothing = {"label_smoothing": stated.get("label_smoothing", 0.0)}
+                yield LocalTraining(sends="gradient", local_steps=1, **smoothing, **modes), "batch_size" in stated
+            elif {"learning_rate", "optimizer", "batch_size"} <= stated.keys() and (
+                len({"local_epochs", "local_steps"} & stated.keys()) == 1
+            ):
+                try:
+                    yield LocalTraining(**stated, **modes), True
+                except _FAILURES:  # an optimizer of the app's own
+                    return
+
+
+def _compare_retrained(
+    message: AttackedUpdate, truth: Truth, settings: LocalTraining, is_stated: bool
+) -> Retraining | None:
+    """Compare a message with training on the truth; None where that takes long or moves nothing."""
+    count = len(truth.data)
+    parameters = sum(parameter.numel() for parameter in message.model.parameters())
+    work = parameters * (count if settings.sends == "gradient" else settings.steps(count) * settings.batch_size)
+    sent = match_state(message.model, message.update.pseudo_gradient) if settings.sends == "weights" else None
+    sent = message.update.gradient if settings.sends == "gradient" else sent
+    if work > _MAX_WORK or sent is None:
+        return None
+    first = _train_anew(message, truth, settings, 1)
+    names = [name for name, p in message.model.named_parameters() if p.requires_grad and name in sent and name in first]
+    message_vector, first_vector = _flatten(sent, names), _flatten(first, names)
+    lengths = float(message_vector.norm()), float(first_vector.norm())
+    if not all(lengths) or not all(map(math.isfinite, lengths)):
+        return None
+    distance, spread = _cosine_distance(message_vector, first_vector), 0.0
+    if distance > _RETRAINED:
+        second_vector = _flatten(_train_anew(message, truth, settings, 2), names)
+        distance = min(distance, _cosine_distance(message_vector, second_vector))
+        spread = _cosine_distance(first_vector, second_vector)
+    return Retraining(distance=distance, spread=spread, length=lengths[0] / lengths[1], is_stated=is_stated)
+
+
+def _train_anew(message: AttackedUpdate, truth: Truth, settings: LocalTraining, draw: int) -> State:
+    """Return w_t - w_T, or the gradient, of a client with these data; `draw` numbers the orders of its batches."""
+    before = match_state(message.model, message.update.before)
+    assert before is not None
+    before = {name: tensor.to(message.device, torch.float32) for name, tensor in before.items()}
+    inputs, labels = message.to_model_units(truth.data), truth.labels.to(message.device)
+    arguments = message.model, before, inputs, labels, settings
+    loss = cast(Loss, message.loss)  # which is asked for means alone
+    with torch.enable_grad():
+        if settings.sends == "gradient":
+            return local_gradient(*arguments, key=("truth", draw), loss=loss)[0]
+        after, _ = local_update(*arguments, key=("truth", draw), loss=loss)
+    return {name: before[name] - after[name] for name in before if name in after}
+
+
+def _warn_of_length(retraining: Retraining, victim: str) -> None:
+    """Warn where a message points where it should, and is longer or shorter than it should be."""
+    is_known = retraining.is_stated and retraining.distance < _CONTRADICTION
+    if is_known and abs(math.log(retraining.length)) > math.log1p(_LENGTH_TOLERANCE):
+        log.warning(
+            "client %s: its message is %.3g times as long as training on truth.%s as [adversary.knowledge] states "
+            "gives, so that attacks which compare lengths expect another one; mend learning_rate or the number of "
+            "local steps, or, where clients sum over their examples, name a loss that sums",
+            victim,
+            retraining.length,
+            victim,
+        )
+
+
+def _flatten(state: State, names: list[str]) -> Tensor:
+    return torch.cat([state[name].detach().double().cpu().flatten() for name in names])
+
+
+def _cosine_distance(first: Tensor, second: Tensor) -> float:
+    return 1 - float(first @ second / (first.norm() * second.norm()))
+
+
+def _l2_norm(state: State) -> float:
+    return math.sqrt(sum(float(t.double().square().sum()) for t in state.values() if t.is_floating_point()))
