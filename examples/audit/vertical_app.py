@@ -18,7 +18,7 @@ import fedsim
 from clients.feature_party import make_feature_party
 from fedsim.base.randomness import generator, seed_globals
 from fedsim.data.tables import Adult
-from fedsim.federation.build import find_data_folder
+from fedsim.federation.data_folder import find_data_folder
 from fedsim.federation.engines.serial import InProcessGrid
 from strategies.split_learning import SplitLearning
 

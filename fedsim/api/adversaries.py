@@ -90,7 +90,7 @@ def _check_app_tables(run: OpenRun, tables: dict[str, Any], file: Path) -> None:
 
 def _check_same_run(spec: Config, file: Path, run: OpenRun) -> None:
     """Raise ConfigError where a whole experiment file, given as attack file, is that of another run."""
-    from fedsim.federation.build import resolve  # which takes torch
+    from fedsim.federation.resolve import resolve
 
     if differing_setting := run.find_changed_setting(resolve(spec)):
         key, old, new = differing_setting

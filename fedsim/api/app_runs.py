@@ -26,7 +26,7 @@ from fedsim.base.randomness import serialize_calls
 from fedsim.base.workers import run_in_processes
 from fedsim.federation.app_file import RUN_TABLES, AppFile, RunConfig
 from fedsim.federation.app_run import AppJob, app_runner, build_app_defenses
-from fedsim.federation.build import build_attacks
+from fedsim.federation.build_plugins import build_attacks
 from fedsim.federation.flower_app import FlowerApp, read_app
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.reading import check_possible, read_toml, set_value

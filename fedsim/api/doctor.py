@@ -132,7 +132,7 @@ def _unusable(gpu: int) -> str:
 
 
 def _data_sets() -> Iterator[MachineCheck]:
-    from fedsim.federation.build import find_data_folder
+    from fedsim.federation.data_folder import find_data_folder
 
     folder = find_data_folder()
     location = str(folder) if folder else "none; set FEDSIM_DATA, or give --data-dir DIR"
@@ -165,7 +165,7 @@ def _data_set(name: str, folder: Path | None) -> str:
 def _weights() -> MachineCheck:
     """Check the weights of the network behind LPIPS."""
     from fedsim.audit.evaluation.perceptual_distance import BACKBONES, check_backbone, find_backbone
-    from fedsim.federation.build import WEIGHTS_FOLDER, find_weights_folder
+    from fedsim.federation.data_folder import WEIGHTS_FOLDER, find_weights_folder
 
     folder = find_weights_folder() or WEIGHTS_FOLDER
     backbone = find_backbone(folder)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from fedsim.base.errors import ConfigError
-from fedsim.federation.build import check_no_lost_none
+from fedsim.federation.resolve import check_no_lost_none
 from fedsim.plugins import registry
 from fedsim.plugins.frozen import check_frozen, to_plain_value
 from fedsim.plugins.inline import is_object, register_object

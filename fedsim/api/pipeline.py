@@ -22,11 +22,11 @@ from fedsim.audit.evaluation.proved_ceilings import ProvedCeiling
 from fedsim.audit.plan import AttackJob, ReportJobProgress
 from fedsim.base.errors import ConfigError, FedsimError, TrustError
 from fedsim.exposure.of_clients import failure_sentences as unmeasured
-from fedsim.federation.build import resolve
 from fedsim.federation.config import Config
 from fedsim.federation.failed_attacks import read_failed_attacks
 from fedsim.federation.integrity import start_late_manifest
 from fedsim.federation.open_run import OpenRun
+from fedsim.federation.resolve import resolve
 from fedsim.federation.run_folder import RunFolder, read_exposures, read_metrics
 from fedsim.federation.simulation import run_federation
 from fedsim.recording.header import NODE_FAILED

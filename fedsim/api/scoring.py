@@ -30,7 +30,7 @@ from fedsim.audit.evaluation.scoring import score_examples
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.audit.scores import score_row
 from fedsim.base.randomness import generator, serialize_calls, use_one_thread
-from fedsim.federation.build import find_weights_folder
+from fedsim.federation.data_folder import find_weights_folder
 from fedsim.interfaces.findings import Reconstruction, Texts
 from fedsim.report.verdicts import score_readings
 

@@ -15,7 +15,7 @@ from fedsim.audit.finding_files import load_claim, read_facts
 from fedsim.audit.plan import ADAPTIVE, ReportJobProgress
 from fedsim.base.errors import AttackError, ConfigError, KnowledgeError, RunError, TranscriptError
 from fedsim.federation.adversary_tables import AdversaryTable, AttackTable
-from fedsim.federation.build import build_attacks
+from fedsim.federation.build_plugins import build_attacks
 from fedsim.federation.config import AttackFile
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import RunFolder

@@ -22,7 +22,7 @@ from fedsim.base.files import temporary_folder
 from fedsim.base.progress import track
 from fedsim.base.workers import run_in_processes
 from fedsim.data.cache import cache_folder
-from fedsim.federation.build import find_data_folder
+from fedsim.federation.data_folder import find_data_folder
 from fedsim.federation.failed_attacks import FailedAttack
 from fedsim.interfaces.attack import FAILURES, OPTIMAL, Outcome, Progress, VictimTask
 from fedsim.plugins.code_hashes import hash_plugin_code

@@ -84,8 +84,10 @@ def expose(
     from fedsim.api.exposing import check_free, write_exposure
     from fedsim.cli.work_shown import show_exposure, show_work
     from fedsim.exposure.of_clients import failure_sentences
-    from fedsim.federation.build import Experiment, build_measure, resolve
+    from fedsim.federation.build import Experiment
+    from fedsim.federation.build_plugins import build_measure
     from fedsim.federation.exposing import choose_measures, file_moments, find_applicable_measures, run_moments
+    from fedsim.federation.resolve import resolve
 
     # Measure into the folder.
     folder = out or (experiment / "exposure" if is_run else Path("runs") / f"exposure-{experiment.stem}")

@@ -10,7 +10,7 @@ from fedsim.base.errors import ConfigError, DataError
 from fedsim.contract import common
 from fedsim.contract.checks import CheckedPlugin, ContractViolation, NotChecked, expect
 from fedsim.data import Dataset, Examples
-from fedsim.federation.build import find_data_folder
+from fedsim.federation.data_folder import find_data_folder
 from fedsim.modalities import check_modality
 
 _SAMPLE_SIZE = 500

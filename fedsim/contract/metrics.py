@@ -13,7 +13,7 @@ from fedsim.audit.evaluation.measurements import explain_invalid
 from fedsim.base.randomness import generator
 from fedsim.contract import common
 from fedsim.contract.checks import CheckedPlugin, DoesNotApply, NotChecked, expect
-from fedsim.federation.build import find_weights_folder
+from fedsim.federation.data_folder import find_weights_folder
 from fedsim.interfaces.metric import ANY_NUMERIC, ExampleContext, ExampleMetric, Metric, is_metric_name
 from fedsim.modalities import find_modality
 from fedsim.plugins import registry

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import math
-import os
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property
@@ -17,43 +15,31 @@ from torch import Tensor, nn
 
 from fedsim.base.errors import (
     ConfigError,
-    FedsimError,
-    PluginError,
-    error_reason,
     first_line,
-    one_line,
     plugin_exit_error,
 )
 from fedsim.base.loss_term import add_model_term
 from fedsim.base.process_defaults import protect_defaults
-from fedsim.base.randomness import generator, numpy_generator, seed_globals
+from fedsim.base.randomness import numpy_generator, seed_globals
 from fedsim.base.task import Loss, smooth_labels
 from fedsim.data import Dataset
 from fedsim.data.checks import check_dataset
-from fedsim.exposure.measure import Measure
-from fedsim.exposure.of_clients import MeasureSchedule, failure_reason
-from fedsim.federation import secure_aggregation
-from fedsim.federation.adversary_tables import AttackTable
-from fedsim.federation.algorithm_checks import check_algorithm, name_of_algorithm
-from fedsim.federation.central_privacy import check_central_privacy, check_server_canaries, make_central_privacy
-from fedsim.federation.config import AttackFile, Config
-from fedsim.federation.distributed_privacy import SumGroups, check_distributed_privacy, make_distributed_privacy
+from fedsim.exposure.of_clients import MeasureSchedule
+from fedsim.federation.algorithm_checks import name_of_algorithm
+from fedsim.federation.build_plugins import build_algorithm, build_defenses, build_measure
+from fedsim.federation.central_privacy import make_central_privacy
+from fedsim.federation.config import Config
+from fedsim.federation.data_folder import find_data_folder
+from fedsim.federation.distributed_privacy import SumGroups, make_distributed_privacy
+from fedsim.federation.experiment_checks import check_experiment
 from fedsim.federation.federated_data import FederatedData, check_same_data
-from fedsim.federation.federation_tables import AlgorithmTable, MeasureTable, StrategyTable, TrainingTable
-from fedsim.federation.recipe_checks import check_recipe
+from fedsim.federation.federation_tables import AlgorithmTable, TrainingTable
 from fedsim.federation.states import read_state
 from fedsim.federation.strategy_checks import MIN_CLIENT_KEYS, check_strategy, declared_message, sample_size
-from fedsim.federation.table import PluginTable
-from fedsim.federation.table_validation import validate_tables
 from fedsim.interfaces.algorithm import ClientAlgorithm
-from fedsim.interfaces.attack import Attack
 from fedsim.interfaces.defense import Defense, Participation, Setting, overrides
-from fedsim.interfaces.defense_calls import apply_on_data
-from fedsim.interfaces.defense_checks import check_defense, check_order, check_setting, name_of_defense
-from fedsim.interfaces.local_context import ClientRound, LocalContext
 from fedsim.modalities import check_modality
 from fedsim.plugins import registry
-from fedsim.plugins.frozen import check_frozen
 from fedsim.plugins.inline import find_object, is_object
 from fedsim.privacy.central import CentralPrivacy
 from fedsim.privacy.distributed import DistributedPrivacy
@@ -61,46 +47,12 @@ from fedsim.privacy.federation_privacy import FederationPrivacy
 from fedsim.recording.control_variates import join_controls, split_controls
 from fedsim.training.canaries import Canaries, audited_hook
 from fedsim.training.cohort import LocalData, can_vectorise, group_size
-from fedsim.training.evaluation_faults import describe_evaluation_faults
-from fedsim.training.example_independence import check_example_independence
-from fedsim.training.hidden_state import HIDDEN_STATE, has_hidden_state
-from fedsim.training.hooks import TrainingHooks
 from fedsim.training.local_round import LocalRound
 from fedsim.training.model_parts import find_private_names
 from fedsim.training.model_state import copy_state, load_state, running_statistics
-from fedsim.training.models.checks import check_model, check_network, limit_memory, redraw_weights
-from fedsim.training.modes import trained_shapes
+from fedsim.training.models.checks import check_network, limit_memory, redraw_weights
 from fedsim.training.sampling import round_batches
 from fedsim.training.settings import LocalTraining
-
-log = logging.getLogger(__name__)
-
-
-def find_data_folder() -> Path | None:
-    """Return the folder named by FEDSIM_DATA, where data sets and weights are looked for.
-
-    Raises:
-        ConfigError: it starts with the home of an unknown user.
-    """
-    path = os.environ.get("FEDSIM_DATA")
-    try:
-        return Path(path).expanduser() if path else None
-    except RuntimeError as error:
-        raise ConfigError(f"FEDSIM_DATA: {path}: {first_line(error)}; write the path out") from error
-
-
-WEIGHTS_FOLDER = Path("$FEDSIM_DATA/weights")
-"""Where trained networks are looked for, as texts name it where no data folder is set."""
-
-
-def find_weights_folder() -> Path | None:
-    """Return the folder in which trained networks are looked for, such as those of LPIPS.
-
-    Raises:
-        ConfigError: see `find_data_folder`.
-    """
-    folder = find_data_folder()
-    return None if folder is None else folder / WEIGHTS_FOLDER.name
 
 
 class Experiment:
@@ -125,73 +77,11 @@ class Experiment:
     def check(self) -> None:
         """Build everything once, so that every error in the file shows before work starts."""
         with protect_defaults("code that the experiment names (data, model, strategy, a defense or a measure)"):
-            self._check_parts()
+            check_experiment(self)
 
-    def _check_parts(self) -> None:
-        # Build each part, for its errors alone.
-        build_attacks(self.config)
-        _ = self.loss
-        self.data.train(0)
-        strategy = self.new_strategy()
-        self.initial_state()
-        # Check that the parts go together.
-        check_algorithm(self, strategy)
-        self._check_secure_aggregation(strategy)
-        self._check_federation_privacy(strategy)
-        self._check_defenses()
-        self._check_canaries()
-        sample = self.data.to_model(self.dataset.train.inputs(slice(0, 2)))
-        check_model(
-            self.model,
-            self.dataset,
-            sample,
-            self.config.model.name,
-            attacked=bool(self.config.attack),
-        )
-        first_examples = slice(0, 16)
-        inputs = self.data.to_model(self.dataset.train.inputs(first_examples))
-        labels = self.dataset.train.labels[first_examples]
-        self._check_passes(inputs[:4])
-        check_example_independence(self.model, self.training, self.client_defenses(0), inputs, labels)
-        self._check_measures()
-        check_recipe(self)
-
-    def _check_passes(self, inputs: Tensor) -> None:
-        """Raise ConfigError where passes of the model follow from what no message holds; warn of faulty evaluation."""
-        name = self.config.model.name
-        try:
-            hides_state = has_hidden_state(self.model, self.new_model("hidden state"), self.training, inputs)
-            fault = describe_evaluation_faults(self.model, inputs)
-        except Exception as error:  # whatever a stranger's model raises; the run names the clients that it fails
-            log.warning("model '%s': failed on %d examples (%s)", name, len(inputs), one_line(error_reason(error)))
-            return
-        if hides_state:
-            raise ConfigError(f"model: of '{name}', {HIDDEN_STATE}")
-        if fault:
-            log.warning("model '%s': %s", name, fault)
-
-    def _check_secure_aggregation(self, strategy: Any) -> None:
-        """Raise ConfigError where groups, strategy, weights or defenses forbid summing securely."""
-        table = self.config.secure_aggregation
-        if table is None:
-            return
-        secure_aggregation.check_groups(
-            table, strategy, self._read_strategy_settings(strategy), self.config.federation.clients
-        )
-        if self.config.distributed_privacy is None:  # with it all clients weigh alike
-            secure_aggregation.check_weights(table, self.reported_counts)
-        secure_aggregation.check_defenses(self.defenses)
-
-    def _read_strategy_settings(self, strategy: Any) -> Mapping[str, Any]:
+    def strategy_settings(self, strategy: Any) -> Mapping[str, Any]:
+        """Return the settings of the strategy: those of the file, or the attributes of an object."""
         return vars(strategy) if is_object(self.config.strategy.name) else self._strategy_settings
-
-    def _check_federation_privacy(self, strategy: Any) -> None:
-        """Raise ConfigError where nobody could bound what a client adds, or no noise keeps a budget."""
-        if self.config.central_privacy is not None:
-            check_central_privacy(self, strategy, self._read_strategy_settings(strategy))
-        if self.config.distributed_privacy is not None:
-            check_distributed_privacy(self)
-        _ = self.federation_privacy
 
     @property
     def federation_privacy(self) -> FederationPrivacy | None:
@@ -213,7 +103,7 @@ class Experiment:
         if table is None or secure_table is None:
             return None
         federation = self.config.federation
-        num_asked = sample_size(self._read_strategy_settings(self.new_strategy()), federation.clients)
+        num_asked = sample_size(self.strategy_settings(self.new_strategy()), federation.clients)
         dimension = sum(tensor.numel() for tensor in self.initial_state().values())
         groups = SumGroups(table=secure_table, num_asked=num_asked, dimension=dimension)
         return make_distributed_privacy(table, groups, federation.clients, federation.rounds)
@@ -228,7 +118,7 @@ class Experiment:
         table, federation = self.config.central_privacy, self.config.federation
         if table is None:
             return None
-        settings = self._read_strategy_settings(self.new_strategy())
+        settings = self.strategy_settings(self.new_strategy())
         return make_central_privacy(table, settings, federation.clients, federation.rounds)
 
     @cached_property
@@ -241,38 +131,6 @@ class Experiment:
             return [min(count, self.training.batch_size) for count in self.data.counts]
         return list(self.data.counts)
 
-    def _check_defenses(self) -> None:
-        """Raise ConfigError where a defense does not fit the experiment or the model."""
-        if self.defenses:
-            for defense in self.defenses:
-                check_setting(defense, self.setting)
-            self._check_selecting_defenses()
-            TrainingHooks(
-                self.client_defenses(0), self.model, self.training, self.data.counts[0], ClientRound(key=("check",))
-            )
-
-    def _check_selecting_defenses(self) -> None:
-        """Try defenses that select examples on two examples.
-
-        In a run, a client must not say why one of them failed. Defenses of other packages are not
-        tried, as with measures.
-
-        Raises:
-            ConfigError: one does not apply to this task, model or training.
-        """
-        selecting_defenses: list[Defense] = []
-        for table, defense in zip(self.config.defense, self.client_defenses(0), strict=True):
-            if overrides(defense, "on_data") and _is_from_fedsim(table):
-                selecting_defenses.append(defense)
-        if not selecting_defenses:
-            return
-        local = self.trial_round()
-        for defense in selecting_defenses:
-            try:
-                apply_on_data(defense, local, LocalContext(rng=generator("check")))
-            except FedsimError as error:
-                raise ConfigError(f"defense: {name_of_defense(defense)}: {error}") from error
-
     def trial_round(self) -> LocalRound:
         """Return the round of a client that takes a single step on two examples, for trials."""
         two_examples = slice(0, 2)
@@ -281,49 +139,6 @@ class Experiment:
         training = dataclasses.replace(self.training, local_epochs=None, local_steps=1)
         share = LocalData(inputs=inputs, labels=labels, key=("check",), order=(torch.arange(len(labels)),))
         return LocalRound.create(self.model_with_state(self.initial_state()), share, training, self.client_loss)
-
-    def _check_canaries(self) -> None:
-        """Raise ConfigError where canaries can measure nothing, or cannot be inserted."""
-        if self.config.canaries is None:
-            return
-        if (server_canaries := self.server_canaries) is not None:
-            check_server_canaries(self.config)
-            server_canaries.draw_coordinates(trained_shapes(self.model, self.training))
-            return
-        if not any(map(audited_hook, self.defenses)):
-            raise ConfigError(
-                "canaries: they measure what is promised of a client's examples or of its update, "
-                "and no defense here promises that; add dp-sgd or update-noise, or leave "
-                "[canaries] out"
-            )
-        for client in self.config.canary_clients:
-            if (canaries := self.client_canaries(client)) is not None:
-                count = self.data.counts[client]
-                TrainingHooks(
-                    self.client_defenses(client),
-                    self.model,
-                    self.training,
-                    count,
-                    ClientRound(key=("check",)),
-                    canaries,
-                )
-                canaries.draw_coordinates(trained_shapes(self.model, self.training))
-
-    def _check_measures(self) -> None:
-        """Raise ConfigError where a measure does not apply.
-
-        Measures of other packages are not tried: only clients run them, so that no foreign code
-        runs in the server's process. Their errors show when the first client measures.
-        """
-        schedules = zip(self.config.measure, self.measures, strict=True)
-        own_schedules = [schedule for table, schedule in schedules if _is_own_plugin("measures", table.name)]
-        local = self.trial_round() if own_schedules else None
-        for schedule in own_schedules:
-            assert local is not None
-            try:
-                schedule.compute_once(local)
-            except FedsimError as error:
-                raise ConfigError(f"measure.{schedule.title}: {failure_reason(error)}") from error
 
     def client_canaries(self, client: int) -> Canaries | None:
         """Return the canaries of `client`; None where no defense bounds its examples."""
@@ -648,14 +463,7 @@ class Experiment:
         Raises:
             PluginError: it does not derive from `ClientAlgorithm`.
         """
-        table = self.config.algorithm or AlgorithmTable()
-        plugin = registry.build("algorithms", table.name, table.settings, "algorithm")
-        if not isinstance(plugin, ClientAlgorithm):
-            raise PluginError(
-                f"algorithm: {type(plugin).__module__}.{type(plugin).__name__} does not derive from ClientAlgorithm"
-            )
-        check_frozen(type(plugin))
-        return plugin
+        return build_algorithm(self.config.algorithm or AlgorithmTable())
 
     @cached_property
     def private_names(self) -> frozenset[str]:
@@ -692,14 +500,7 @@ class Experiment:
     @cached_property
     def defenses(self) -> list[Defense]:
         """Return the clients' defenses, in order."""
-        defenses: list[Defense] = []
-        for number, table in enumerate(self.config.defense):
-            plugin = registry.build("defenses", table.name, table.settings, f"defense.{number}")
-            defenses.append(check_defense(plugin))
-        for defense in defenses:
-            check_frozen(type(defense))
-        check_order(defenses)
-        return defenses
+        return build_defenses(self.config.defense)
 
     @cached_property
     def measures(self) -> list[MeasureSchedule]:
@@ -725,123 +526,3 @@ class Experiment:
     def _defenses_by_participation(self) -> dict[Participation, list[Defense]]:
         """Cache the defenses by participation, which many clients share."""
         return {}
-
-
-def _is_from_fedsim(table: PluginTable) -> bool:
-    """Tell whether a defense, and the measure that it uses, if any, are fedsim's own."""
-    measure = table.settings.get("measure")
-    name = measure.get("name") if isinstance(measure, Mapping) else measure
-    return _is_own_plugin("defenses", table.name) and (not isinstance(name, str) or _is_own_plugin("measures", name))
-
-
-def _is_own_plugin(group: registry.Group, name: str) -> bool:
-    return not is_object(name) and registry.is_builtin(group, name)
-
-
-def build_measure(table: MeasureTable) -> MeasureSchedule:
-    """Build the measure that a table names, with the settings of its use.
-
-    Raises:
-        ConfigError: it does not accept one of the settings.
-        PluginError: it does not load, or is no measure.
-    """
-    where = f"measure.{table.title}"
-    measure = registry.build("measures", table.name, table.settings, where)
-    if not isinstance(measure, Measure):
-        raise PluginError(f"{where}: {type(measure).__module__}.{type(measure).__name__} does not derive from Measure")
-    check_frozen(type(measure))
-    return MeasureSchedule(
-        title=table.title,
-        measure=measure,
-        per_example=table.each,
-        interval=table.every,
-        memory_budget=table.memory << 20,
-    )
-
-
-def build_attacks(spec: AttackFile) -> list[tuple[AttackTable, Attack]]:
-    """Build the attacks that a file names; return them with their tables."""
-    plugins: list[tuple[AttackTable, Any]] = []
-    for table in spec.attack:
-        plugin = registry.build("attacks", table.name, table.settings, f"attack.{table.title}")
-        plugins.append((table, plugin))
-    return [(table, _checked_attack(plugin).with_title(table.title)) for table, plugin in plugins]
-
-
-def _checked_attack(plugin: Any) -> Attack:
-    if not isinstance(plugin, Attack):
-        raise PluginError(f"{type(plugin).__module__}.{type(plugin).__name__} does not derive from Attack")
-    check_frozen(type(plugin))
-    return plugin
-
-
-def resolve(config: Config) -> Config:
-    """Return the experiment with plug-ins' default settings and `training.sends` written out.
-
-    Raises:
-        ConfigError: a plug-in refuses its settings, or the strategy's class contradicts
-            `training.sends`.
-        PluginError: the strategy does not load.
-    """
-
-    def write_out(group: registry.Group, table: Any, where: str) -> Any:
-        plugin = registry.build(group, table.name, table.settings, where)
-        if not dataclasses.is_dataclass(plugin):
-            return table
-        check_no_lost_none(plugin, where)
-        return type(table)(**{**table.model_dump(), **dataclasses.asdict(plugin)})  # type: ignore[arg-type]
-
-    training, strategy = _resolve_training_and_strategy(config)
-    # The victims, by default the clients with canaries, may change later.
-    canaries = config.canaries
-    if canaries is not None and config.central_privacy is None:
-        canaries = canaries.model_copy(update={"clients": config.canary_clients})
-    update = {
-        "training": training,
-        "strategy": strategy,
-        "canaries": canaries,
-        "data": write_out("datasets", config.data, "data"),
-        "partition": write_out("partitions", config.partition, "partition"),
-        "model": write_out("models", config.model, "model"),
-        "defense": [write_out("defenses", table, f"defense.{i}") for i, table in enumerate(config.defense)],
-        "algorithm": config.algorithm and write_out("algorithms", config.algorithm, "algorithm"),
-        "measure": [write_out("measures", table, f"measure.{table.title}") for table in config.measure],
-        "attack": [write_out("attacks", table, f"attack.{table.title}") for table in config.attack],
-    }
-    tables = config.model_copy(update=update).model_dump(mode="json", exclude_none=True)
-    resolved = validate_tables(Config, tables, "experiment")
-    resolved._data = config._data
-    return resolved
-
-
-def check_no_lost_none(plugin: Any, where: str) -> None:
-    """Raise ConfigError where a setting, not None by default, is None, which no file can hold."""
-    for field in dataclasses.fields(plugin):
-        if field.init and field.default is not None and getattr(plugin, field.name) is None:
-            raise ConfigError(
-                f"{where}.{field.name}: None cannot be written in an experiment file, where "
-                "leaving the setting out means its default; give it another value, or make None "
-                "its default"
-            )
-
-
-def _choose_strategy(config: Config) -> StrategyTable:
-    """Return the strategy of the file, or the usual one of the algorithm where the file names none."""
-    if config.algorithm is None or "strategy" in config.model_fields_set:
-        return config.strategy
-    strategies = registry.load("algorithms", config.algorithm.name).strategies
-    return StrategyTable(name=strategies[0]) if strategies else config.strategy
-
-
-def _resolve_training_and_strategy(config: Config) -> tuple[TrainingTable, StrategyTable]:
-    """Write out what clients send, and the default step size of a server of gradients."""
-    training, strategy = config.training, _choose_strategy(config)
-    cls = registry.load("strategies", strategy.name)
-    declared = declared_message(cls, strategy.name, training.sends if "sends" in training.model_fields_set else None)
-    training = training.model_copy(update={"sends": declared})
-    if declared == "weights":
-        return training, strategy
-    rate = None if is_object(strategy.name) else registry.setting_parameters(cls).get("learning_rate")
-    if rate is not None and isinstance(rate.default, int | float):
-        strategy = StrategyTable(**{"learning_rate": rate.default} | strategy.model_dump())
-    return training, strategy

@@ -11,7 +11,8 @@ from typing import Any
 
 from fedsim.base.errors import ConfigError
 from fedsim.exposure.of_clients import MeasureSchedule, failure_reason, measure_client
-from fedsim.federation.build import Experiment, build_measure
+from fedsim.federation.build import Experiment
+from fedsim.federation.build_plugins import build_measure
 from fedsim.federation.config import Config
 from fedsim.federation.federation_tables import MeasureTable
 from fedsim.federation.open_run import OpenRun

@@ -75,7 +75,7 @@ def hash_named_files(config: Config) -> dict[str, str]:
     Raises:
         ConfigError: one cannot be read.
     """
-    from fedsim.federation.build import find_data_folder  # imports torch
+    from fedsim.federation.data_folder import find_data_folder
 
     hashes: dict[str, str] = {}
     for name in ("partition", "model"):

@@ -11,11 +11,11 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from fedsim.base.errors import FedsimError, InstallationError, RunError, error_reason, plugin_exit_error
-from fedsim.federation.build import resolve
 from fedsim.federation.canary_power import log_canary_power
 from fedsim.federation.config import Config
 from fedsim.federation.integrity import start_late_manifest
 from fedsim.federation.open_run import OpenRun
+from fedsim.federation.resolve import resolve
 from fedsim.plugins import registry
 from fedsim.plugins.code_hashes import locate_error
 from fedsim.recording.sealed import read_sealed_file

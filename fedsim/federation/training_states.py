@@ -10,10 +10,11 @@ from pathlib import Path
 from fedsim.base.errors import ConfigError, RunError
 from fedsim.data.cache import cache_folder
 from fedsim.federation.adversary_tables import AdversaryTable
-from fedsim.federation.build import Experiment, resolve
+from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
 from fedsim.federation.federation_tables import RecordingTable
 from fedsim.federation.open_run import OpenRun
+from fedsim.federation.resolve import resolve
 from fedsim.federation.settings import training_fingerprint
 from fedsim.federation.simulation import run_federation
 from fedsim.federation.states import TrainingStates

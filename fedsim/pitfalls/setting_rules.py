@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fedsim.data import Dataset
-from fedsim.federation.build import resolve
 from fedsim.federation.config import AttackFile, Config
+from fedsim.federation.resolve import resolve
 from fedsim.pitfalls.design import EvaluationDesign, attacked_rounds, recorded_rounds
 from fedsim.pitfalls.partition_probe import mixes_equally, suits_any_data
 from fedsim.pitfalls.pitfall import PitfallRule, Symptom, Untried

@@ -22,7 +22,7 @@ from fedsim.base import table_metrics
 from fedsim.base.errors import AttackError
 from fedsim.base.randomness import generator, numpy_generator
 from fedsim.data.tables import Adult
-from fedsim.federation.build import find_data_folder
+from fedsim.federation.data_folder import find_data_folder
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.interfaces.knowledge import Knowledge, Records
 from fedsim.recording.payloads import Payload

@@ -28,9 +28,10 @@ from fedsim.base.errors import AttackError, ConfigError, FedsimError, RunError, 
 from fedsim.base.randomness import generator, seed_globals
 from fedsim.base.task import Task
 from fedsim.contract.algorithms import CHECKS
-from fedsim.federation.build import Experiment, resolve
+from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
 from fedsim.federation.open_run import OpenRun
+from fedsim.federation.resolve import resolve
 from fedsim.federation.run_folder import read_metrics
 from fedsim.interfaces.algorithm import ClientAlgorithm, ClientResult, LocalClient
 from fedsim.interfaces.attack import Knowledge, Records, Target

@@ -31,7 +31,8 @@ from fedsim.base.errors import ConfigError, DataError, KnowledgeError, PluginErr
 from fedsim.base.task import Task
 from fedsim.data import Dataset, Examples
 from fedsim.federation.adversary_tables import AdversaryTable
-from fedsim.federation.build import Experiment, build_attacks
+from fedsim.federation.build import Experiment
+from fedsim.federation.build_plugins import build_attacks
 from fedsim.federation.config import AttackFile
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import read_rows

@@ -25,7 +25,7 @@ from fedsim.audit.isolation import Isolation, _import_path, _pickle_without_tens
 from fedsim.base import workers
 from fedsim.base.errors import AttackError
 from fedsim.base.randomness import generator
-from fedsim.federation.build import build_attacks
+from fedsim.federation.build_plugins import build_attacks
 from fedsim.federation.config import AttackFile
 from fedsim.federation.table_validation import validate_tables
 from fedsim.interfaces.attack import Attack, Knowledge, Target, VictimTask

@@ -22,8 +22,8 @@ import pytest
 
 import fedsim.federation.engines.ray
 from fedsim.base.errors import RunError
-from fedsim.federation.build import resolve
 from fedsim.federation.open_run import OpenRun
+from fedsim.federation.resolve import resolve
 from fedsim.recording.transcript import Transcript
 from tests.support.experiments import make_tiny_config, run_serial
 from tests.support.processes import find_descendants, is_alive, wait_until

@@ -17,10 +17,11 @@ from fedsim.base.errors import ConfigError, RunError
 from fedsim.base.progress import ProgressListener, listen_to_progress
 from fedsim.base.randomness import serialize_calls
 from fedsim.federation.adversary_tables import AttackTable
-from fedsim.federation.build import build_attacks, resolve
+from fedsim.federation.build_plugins import build_attacks
 from fedsim.federation.config import AttackFile, Config
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.reading import config_of, load_config
+from fedsim.federation.resolve import resolve
 from fedsim.federation.run_folder import default_folder
 from fedsim.federation.simulation import run_federation
 from fedsim.federation.table_validation import validate_tables

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedsim.audit.evaluation.perceptual_networks import PerceptualNetwork
 from fedsim.base.errors import DataError, first_line
 from fedsim.base.randomness import use_one_thread
-from fedsim.federation.build import WEIGHTS_FOLDER
+from fedsim.federation.data_folder import WEIGHTS_FOLDER
 
 IMAGES_AT_ONCE = 256
 """Pairs of images whose features are in memory together."""

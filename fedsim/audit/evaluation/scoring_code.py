@@ -8,7 +8,7 @@ from typing import Any
 from fedsim.audit.evaluation.perceptual_distance import find_backbone
 from fedsim.base.content_hashes import cached_file_hash
 from fedsim.base.errors import PluginError
-from fedsim.federation.build import find_weights_folder
+from fedsim.federation.data_folder import find_weights_folder
 from fedsim.interfaces.metric import hash_metric_code
 from fedsim.plugins import registry
 from fedsim.plugins.code_hashes import hash_plugin_code

@@ -20,9 +20,10 @@ from adversaries.inversion.surrogate_model import SurrogateModelExtension
 from fedsim.audit.audit import open_audit
 from fedsim.base.errors import AttackError, ConfigError
 from fedsim.base.randomness import generator
-from fedsim.federation.build import Experiment, resolve
+from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
 from fedsim.federation.open_run import OpenRun
+from fedsim.federation.resolve import resolve
 from fedsim.interfaces.attack import Knowledge, Target
 from fedsim.inversion.batched_restarts import BatchEntry, batched_steps
 from fedsim.inversion.inversion_task import InversionTask

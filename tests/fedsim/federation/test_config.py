@@ -16,10 +16,11 @@ import torch
 
 from fedsim.base.errors import ConfigError, DataError, FedsimError, PluginError
 from fedsim.base.task import Task
-from fedsim.federation.build import Experiment, resolve
+from fedsim.federation.build import Experiment
 from fedsim.federation.config import AttackFile, Config
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.reading import load_config, read_toml
+from fedsim.federation.resolve import resolve
 from fedsim.federation.table_validation import validate_tables
 from fedsim.plugins import registry
 
@@ -390,7 +391,7 @@ def test_files_that_an_experiment_names_are_beside_it(file: Path) -> None:
 
 def test_an_attack_calls_itself_what_the_user_wrote(file: Path) -> None:
     from fedsim.base.errors import KnowledgeError
-    from fedsim.federation.build import build_attacks
+    from fedsim.federation.build_plugins import build_attacks
     from fedsim.interfaces.attack import Knowledge
 
     built = {table.title: attack for table, attack in build_attacks(load_config(file))}

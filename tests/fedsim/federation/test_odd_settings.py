@@ -16,8 +16,9 @@ from fedsim.base.errors import FedsimError, PluginError
 from fedsim.base.randomness import numpy_generator
 from fedsim.base.task import Task
 from fedsim.data import Dataset, Examples
-from fedsim.federation.build import Experiment, resolve
+from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
+from fedsim.federation.resolve import resolve
 from fedsim.federation.table_validation import validate_tables
 from fedsim.plugins import registry
 from fedsim.training.models.checks import check_network, limit_memory

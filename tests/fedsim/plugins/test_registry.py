@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fedsim.base.errors import ConfigError, InstallationError, PluginError
-from fedsim.federation.build import build_attacks
+from fedsim.federation.build_plugins import build_attacks
 from fedsim.federation.config import AttackFile
 from fedsim.federation.table_validation import validate_tables
 from fedsim.plugins import registry

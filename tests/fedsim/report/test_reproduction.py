@@ -21,7 +21,7 @@ from fedsim.audit.finding_files import read_facts
 from fedsim.audit.variants import settings_of
 from fedsim.base.files import hash_file
 from fedsim.base.papers import Paper, find_entry
-from fedsim.federation.build import build_attacks
+from fedsim.federation.build_plugins import build_attacks
 from fedsim.federation.config import AttackFile
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.table_validation import validate_tables

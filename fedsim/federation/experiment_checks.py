@@ -1,0 +1,196 @@
+"""Check, before any work, that the parts of an experiment can be built and go together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from fedsim.base.errors import ConfigError, FedsimError, error_reason, one_line
+from fedsim.base.randomness import generator
+from fedsim.exposure.of_clients import failure_reason
+from fedsim.federation import secure_aggregation
+from fedsim.federation.algorithm_checks import check_algorithm
+from fedsim.federation.build_plugins import build_attacks
+from fedsim.federation.central_privacy import check_central_privacy, check_server_canaries
+from fedsim.federation.distributed_privacy import check_distributed_privacy
+from fedsim.federation.recipe_checks import check_recipe
+from fedsim.federation.table import PluginTable
+from fedsim.interfaces.defense import Defense, overrides
+from fedsim.interfaces.defense_calls import apply_on_data
+from fedsim.interfaces.defense_checks import check_setting, name_of_defense
+from fedsim.interfaces.local_context import ClientRound, LocalContext
+from fedsim.plugins import registry
+from fedsim.plugins.inline import is_object
+from fedsim.training.canaries import Canaries, audited_hook
+from fedsim.training.evaluation_faults import describe_evaluation_faults
+from fedsim.training.example_independence import check_example_independence
+from fedsim.training.hidden_state import HIDDEN_STATE, has_hidden_state
+from fedsim.training.hooks import TrainingHooks
+from fedsim.training.models.checks import check_model
+from fedsim.training.modes import trained_shapes
+
+if TYPE_CHECKING:
+    from fedsim.federation.build import Experiment
+
+log = logging.getLogger(__name__)
+
+
+def check_experiment(experiment: Experiment) -> None:
+    """Build each part of an experiment once, and check that the parts go together.
+
+    Raises:
+        FedsimError: one is wrong, or two do not go together.
+    """
+    # Build each part, for its errors alone.
+    build_attacks(experiment.config)
+    _ = experiment.loss
+    experiment.data.train(0)
+    strategy = experiment.new_strategy()
+    experiment.initial_state()
+    # Check that the parts go together.
+    check_algorithm(experiment, strategy)
+    _check_secure_aggregation(experiment, strategy)
+    _check_federation_privacy(experiment, strategy)
+    _check_defenses(experiment)
+    _check_canaries(experiment)
+    # Try the model on the first examples.
+    model, dataset, first_examples = experiment.model, experiment.dataset, slice(0, 16)
+    inputs = experiment.data.to_model(dataset.train.inputs(first_examples))
+    labels = dataset.train.labels[first_examples]
+    check_model(model, dataset, inputs[:2], experiment.config.model.name, attacked=bool(experiment.config.attack))
+    _check_passes(experiment, inputs[:4])
+    check_example_independence(model, experiment.training, experiment.client_defenses(0), inputs, labels)
+    _check_measures(experiment)
+    check_recipe(experiment)
+
+
+def _check_passes(experiment: Experiment, inputs: Tensor) -> None:
+    """Raise ConfigError where passes of the model follow from what no message holds; warn of faulty evaluation."""
+    name = experiment.config.model.name
+    try:
+        hides_state = has_hidden_state(
+            experiment.model, experiment.new_model("hidden state"), experiment.training, inputs
+        )
+        fault = describe_evaluation_faults(experiment.model, inputs)
+    except Exception as error:  # whatever a stranger's model raises; the run names the clients that it fails
+        log.warning("model '%s': failed on %d examples (%s)", name, len(inputs), one_line(error_reason(error)))
+        return
+    if hides_state:
+        raise ConfigError(f"model: of '{name}', {HIDDEN_STATE}")
+    if fault:
+        log.warning("model '%s': %s", name, fault)
+
+
+def _check_secure_aggregation(experiment: Experiment, strategy: Any) -> None:
+    """Raise ConfigError where groups, strategy, weights or defenses forbid summing securely."""
+    table = experiment.config.secure_aggregation
+    if table is None:
+        return
+    secure_aggregation.check_groups(
+        table, strategy, experiment.strategy_settings(strategy), experiment.config.federation.clients
+    )
+    if experiment.config.distributed_privacy is None:  # with it all clients weigh alike
+        secure_aggregation.check_weights(table, experiment.reported_counts)
+    secure_aggregation.check_defenses(experiment.defenses)
+
+
+def _check_federation_privacy(experiment: Experiment, strategy: Any) -> None:
+    """Raise ConfigError where nobody could bound what a client adds, or no noise keeps a budget."""
+    if experiment.config.central_privacy is not None:
+        check_central_privacy(experiment, strategy, experiment.strategy_settings(strategy))
+    if experiment.config.distributed_privacy is not None:
+        check_distributed_privacy(experiment)
+    _ = experiment.federation_privacy
+
+
+def _check_defenses(experiment: Experiment) -> None:
+    """Raise ConfigError where a defense does not fit the experiment or the model."""
+    if not experiment.defenses:
+        return
+    for defense in experiment.defenses:
+        check_setting(defense, experiment.setting)
+    _check_selecting_defenses(experiment)
+    _check_hooks(experiment, client=0)
+
+
+def _check_hooks(experiment: Experiment, client: int, canaries: Canaries | None = None) -> None:
+    """Raise ConfigError where defenses and canaries cannot act in the training of `client`."""
+    defenses, count = experiment.client_defenses(client), experiment.data.counts[client]
+    TrainingHooks(
+        defenses, experiment.model, experiment.training, count, ClientRound(key=("check",)), canaries=canaries
+    )
+
+
+def _check_selecting_defenses(experiment: Experiment) -> None:
+    """Try defenses that select examples on two examples.
+
+    In a run, a client must not say why one of them failed. Defenses of other packages are not
+    tried, as with measures.
+
+    Raises:
+        ConfigError: one does not apply to this task, model or training.
+    """
+    selecting_defenses: list[Defense] = []
+    for table, defense in zip(experiment.config.defense, experiment.client_defenses(0), strict=True):
+        if overrides(defense, "on_data") and _is_from_fedsim(table):
+            selecting_defenses.append(defense)
+    if not selecting_defenses:
+        return
+    local = experiment.trial_round()
+    for defense in selecting_defenses:
+        try:
+            apply_on_data(defense, local, LocalContext(rng=generator("check")))
+        except FedsimError as error:
+            raise ConfigError(f"defense: {name_of_defense(defense)}: {error}") from error
+
+
+def _check_canaries(experiment: Experiment) -> None:
+    """Raise ConfigError where canaries can measure nothing, or cannot be inserted."""
+    if experiment.config.canaries is None:
+        return
+    if (server_canaries := experiment.server_canaries) is not None:
+        check_server_canaries(experiment.config)
+        server_canaries.draw_coordinates(trained_shapes(experiment.model, experiment.training))
+        return
+    if not any(map(audited_hook, experiment.defenses)):
+        raise ConfigError(
+            "canaries: they measure what is promised of a client's examples or of its update, "
+            "and no defense here promises that; add dp-sgd or update-noise, or leave "
+            "[canaries] out"
+        )
+    for client in experiment.config.canary_clients:
+        if (canaries := experiment.client_canaries(client)) is not None:
+            _check_hooks(experiment, client, canaries)
+            canaries.draw_coordinates(trained_shapes(experiment.model, experiment.training))
+
+
+def _check_measures(experiment: Experiment) -> None:
+    """Raise ConfigError where a measure does not apply.
+
+    Measures of other packages are not tried: only clients run them, so that no foreign code
+    runs in the server's process. Their errors show when the first client measures.
+    """
+    schedules = zip(experiment.config.measure, experiment.measures, strict=True)
+    own_schedules = [schedule for table, schedule in schedules if _is_own_plugin("measures", table.name)]
+    if not own_schedules:
+        return
+    local = experiment.trial_round()
+    for schedule in own_schedules:
+        try:
+            schedule.compute_once(local)
+        except FedsimError as error:
+            raise ConfigError(f"measure.{schedule.title}: {failure_reason(error)}") from error
+
+
+def _is_from_fedsim(table: PluginTable) -> bool:
+    """Tell whether a defense, and the measure that it uses, if any, are fedsim's own."""
+    measure = table.settings.get("measure")
+    name = measure.get("name") if isinstance(measure, Mapping) else measure
+    return _is_own_plugin("defenses", table.name) and (not isinstance(name, str) or _is_own_plugin("measures", name))
+
+
+def _is_own_plugin(group: registry.Group, name: str) -> bool:
+    return not is_object(name) and registry.is_builtin(group, name)
