@@ -171,6 +171,8 @@ def _find_parameter_used_twice(model: nn.Module, name: str, inputs: Tensor) -> s
     """
     layer = model.get_submodule(name)
     names = [key for key, _ in model.named_parameters() if key.rpartition(".")[0] == name]
+    if not names:  # the layer is frozen, and its weights are buffers
+        return None
     parameters = {key: model.get_parameter(key).detach().clone().requires_grad_() for key in names}
     features: list[Tensor] = []
     hook = layer.register_forward_pre_hook(lambda _, arguments: features.append(arguments[0].detach()))
