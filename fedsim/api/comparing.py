@@ -13,7 +13,7 @@ from fedsim.base.errors import ConfigError, FedsimError, RunError
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import RunFolder, read_metrics
 from fedsim.federation.settings import flat_settings
-from fedsim.recording.transcript import find_run
+from fedsim.recording.recording_folder import find_run
 from fedsim.report.attack_traits import read_scores
 from fedsim.report.comparison_page import Pictures, RunColumn, write_comparison_page
 from fedsim.report.differences import (

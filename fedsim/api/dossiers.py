@@ -18,7 +18,7 @@ from fedsim.dossier.sweep_dossier import collect_sweep_dossier
 from fedsim.dossier.thresholds import judge_thresholds
 from fedsim.dossier.verification import Verification, verify_dossier_file
 from fedsim.federation.open_run import OpenRun
-from fedsim.recording.transcript import find_run
+from fedsim.recording.recording_folder import find_run
 from fedsim.report.sweep_page import FILE
 
 

@@ -25,14 +25,7 @@ from fedsim.federation.config import AttackFile, Config
 from fedsim.federation.failed_attacks import FailedAttack, read_failed_attacks
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.reading import config_of, read_toml, set_value
-from fedsim.federation.run_folder import (
-    RunFolder,
-    default_folder,
-    read_exposures,
-    read_ledger,
-    read_metrics,
-    read_rows,
-)
+from fedsim.federation.run_folder import RunFolder, default_folder, read_exposures, read_ledger, read_metrics, read_rows
 from fedsim.federation.trust import check_trust, is_in_run_folder
 from fedsim.interfaces.attack import Attack
 from fedsim.interfaces.findings import Finding
@@ -42,7 +35,8 @@ from fedsim.recording.adversary_role import CompanyName, PartyName
 from fedsim.recording.manifest import ManifestFile
 from fedsim.recording.messages import MESSAGES_FOLDER as MESSAGES
 from fedsim.recording.messages import RecordedExchange, read_messages
-from fedsim.recording.transcript import Transcript, find_run
+from fedsim.recording.recording_folder import find_run
+from fedsim.recording.transcript import Transcript
 from fedsim.report.attack_traits import read_attack_traits, read_scores
 from fedsim.report.failed_attacks import describe_failed_attacks
 from fedsim.report.page import write_report

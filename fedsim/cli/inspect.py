@@ -37,7 +37,7 @@ def inspect(
     from fedsim.federation.open_run import OpenRun
     from fedsim.recording.messages import MESSAGES_FOLDER as MESSAGES
     from fedsim.recording.messages import read_messages
-    from fedsim.recording.transcript import find_run
+    from fedsim.recording.recording_folder import find_run
 
     use_key(key)
     folder = OpenRun(run)

@@ -55,7 +55,7 @@ def _find_run(path: Path) -> Path:
     """Return the run in a folder in which a Flower app records its runs; any other path itself."""
     if not path.is_dir() or (path / "experiment.toml").exists() or not any(path.glob("run-*")):
         return path
-    from fedsim.recording.transcript import find_run  # which takes torch
+    from fedsim.recording.recording_folder import find_run
 
     return find_run(path)
 

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import math
-import re
 import shutil
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-from safetensors import SafetensorError, safe_open
 
 from fedsim.base.errors import PayloadError, TranscriptError
 from fedsim.base.files import replace_atomically
@@ -25,10 +20,8 @@ from fedsim.recording.control_variates import (
     sum_changes,
 )
 from fedsim.recording.header import (
-    RECORDABLE,
     RECORDING_FOLDER,
     ROUND_FILE,
-    RUN_FOLDER,
     Header,
     Reply,
     damage_error,
@@ -38,28 +31,16 @@ from fedsim.recording.header import (
     straggler_reason,
     withhold_facts,
 )
-from fedsim.recording.known_terms import (
-    LINEAR_KEY,
-    holds_move,
-    pack_move,
-    remove_linear_term,
-    sum_moves,
-    unpack_move,
-)
+from fedsim.recording.known_terms import LINEAR_KEY, holds_move, pack_move, remove_linear_term, sum_moves, unpack_move
 from fedsim.recording.message_format import MessageFormat
-from fedsim.recording.messages import MESSAGES_FOLDER as MESSAGES
 from fedsim.recording.payloads import Payload, State
 from fedsim.recording.recorder import Recorder
+from fedsim.recording.recording_folder import describe_exchanges, find_round_paths, find_run
 from fedsim.recording.round_file import RoundFile
+from fedsim.recording.round_reader import Index, RoundReader, count_bytes
 from fedsim.recording.wire_format import Update
 
 _DEFAULT_FORMAT = MessageFormat()
-_BYTES_OF_TYPE = {name: dtype.itemsize for dtype, name in RECORDABLE.items()}
-"""Name of a type in a file to the bytes of one number."""
-_ROUND_NAME = re.compile(r"round-(\d{6,})\.safetensors")
-Index = dict[str, list[tuple[int, str, str]]]
-"""Key prefix, such as `client/3`, to the position, name and key of each of its tensors."""
-_RUN_NAME = re.compile(RUN_FOLDER.format(r"(\d{1,18})"))
 UpdateSource = Callable[[int, Reply], State]
 """Function that computes the arrays again that a reply in a round stands for by its hash alone.
 
@@ -92,10 +73,10 @@ class Transcript:
     ) -> None:
         run = find_run(Path(folder))
         self.folder = run / RECORDING_FOLDER if (run / RECORDING_FOLDER).is_dir() else run
-        recorded_paths = _round_paths(self.folder)
+        recorded_paths = find_round_paths(self.folder)
         if not recorded_paths:
             raise TranscriptError(
-                f"{folder}: holds no recording{_describe_exchanges(run)}; expected {ROUND_FILE.format(1)} "
+                f"{folder}: holds no recording{describe_exchanges(run)}; expected {ROUND_FILE.format(1)} "
                 "or the like in it"
             )
         visible_rounds = sorted(recorded_paths) if rounds is None else sorted(set(rounds))
@@ -107,10 +88,7 @@ class Transcript:
         self._headers: dict[int, Header] = {}
         self._hashes: dict[int, str] = {}
         self._replies: dict[int, dict[tuple[int, int], Reply]] = {}  # round to client and message
-        # Signature, open file and index of the file that was read last.
-        self._last_file: tuple[tuple[int, ...], Any, Index] | None = None
-        self._verified = set[tuple[int, str]]()
-        self._last_broadcast: tuple[tuple[int, str], State] | None = None
+        self._reader = RoundReader()
         self._shows_facts = facts
         self._shows_counts = True
         self._links: frozenset[int] | None = None  # clients whose messages alone are shown; None for all
@@ -224,9 +202,8 @@ class Transcript:
         header = self._recorded_header(number)
 
         def read_states() -> Iterator[tuple[str, State]]:
-            for index, digest in enumerate(header.broadcasts):
-                prefix = f"broadcast/{index}"
-                yield prefix, self._read_state(number, prefix, digest)
+            for index in range(len(header.broadcasts)):
+                yield f"broadcast/{index}", self._read_broadcast(number, index)
             for reply in header.replies:
                 if clients is None or reply.client in clients or self.holds_arrays(number, reply):
                     yield reply.key_prefix, self._read_arrays(number, reply)
@@ -242,11 +219,7 @@ class Transcript:
 
     def _read_index(self, number: int) -> Index:
         """Return the tensors that the file of a round has, by the prefixes of their states."""
-        try:
-            _, index = self._open_file(self._paths[number])
-        except (OSError, SafetensorError, ValueError) as error:
-            raise damage_error(self._paths[number], str(error)) from error
-        return index
+        return self._reader.read_index(self._paths[number])
 
     def count_left_out(self, number: int) -> int:
         """Return of how many updates of round `number` the file holds the hash alone.
@@ -314,24 +287,14 @@ class Transcript:
         Raises:
             TranscriptError: the file is truncated or its header was altered.
         """
+        replies = self.header(number).replies
+        # Where the header says nothing of the size, the file has the arrays.
+        prefixes = [reply.key_prefix for reply in replies if not reply.num_bytes]
+        stored_sizes = count_bytes(self._paths[number], prefixes) if prefixes else {}
         sizes: dict[int, int] = {}
-        client_of_prefix: dict[str, int] = {}
-        for reply in self.header(number).replies:
-            sizes[reply.client] = sizes.get(reply.client, 0) + reply.num_bytes
-            if not reply.num_bytes:  # else the header says it, whether or not the file has the arrays
-                client_of_prefix[reply.key_prefix] = reply.client
-        if not client_of_prefix:
-            return sizes
-        try:
-            with safe_open(self._paths[number], framework="pt") as file:
-                for key in file.keys():  # noqa: SIM118
-                    prefix = "/".join(key.split("/", 2)[:2])
-                    if prefix in client_of_prefix:
-                        array = file.get_slice(key)
-                        num_bytes = math.prod(array.get_shape()) * _BYTES_OF_TYPE[array.get_dtype()]
-                        sizes[client_of_prefix[prefix]] += num_bytes
-        except (OSError, SafetensorError, KeyError) as error:
-            raise damage_error(self._paths[number], str(error)) from error
+        for reply in replies:
+            num_bytes = reply.num_bytes or stored_sizes[reply.key_prefix]
+            sizes[reply.client] = sizes.get(reply.client, 0) + num_bytes
         return sizes
 
     def update(self, round: int, client: int) -> Update:
@@ -427,7 +390,7 @@ class Transcript:
             FedsimError: the update is kept by recipe, and cannot be computed again.
         """
         header, reply = self.header(round), self._find_reply(round, client, message)
-        before = self._read_state(round, f"broadcast/{reply.broadcast}", header.broadcasts[reply.broadcast])
+        before = self._read_broadcast(round, reply.broadcast)
         arrays = self._read_arrays(round, reply)
         try:
             payload = Payload.from_dense(arrays, "weights") if reply.records else Payload.from_arrays(arrays, before)
@@ -457,8 +420,11 @@ class Transcript:
         Raises:
             TranscriptError: the client is not in that round, or the bytes are not those recorded.
         """
-        index = self._find_reply(round, client, message).broadcast
-        return self._read_state(round, f"broadcast/{index}", self.header(round).broadcasts[index])
+        return self._read_broadcast(round, self._find_reply(round, client, message).broadcast)
+
+    def _read_broadcast(self, number: int, index: int) -> State:
+        digest = self._recorded_header(number).broadcasts[index]
+        return self._reader.read_state(self._paths[number], f"broadcast/{index}", digest)
 
     def _find_reply(self, round: int, client: int, message: int) -> Reply:
         reply = self._replies_of_round(round).get((client, message))
@@ -508,13 +474,13 @@ class Transcript:
             if reply.key_prefix in held_states or not reply.num_bytes:
                 self.recorded_update(number, reply.client, reply.message)
         if header.recipe:  # perhaps no update was read
-            for index, digest in enumerate(header.broadcasts):
-                self._read_state(number, f"broadcast/{index}", digest)
+            for index in range(len(header.broadcasts)):
+                self._read_broadcast(number, index)
 
     def _read_arrays(self, number: int, reply: Reply) -> State:
         """Return the verified arrays of a reply, computed again where the file holds their hash alone."""
         if self.holds_arrays(number, reply):
-            return self._read_state(number, reply.key_prefix, reply.sha256)
+            return self._reader.read_state(self._paths[number], reply.key_prefix, reply.sha256)
         where = f"round {number}, client {reply.client}"
         if self._source is None:
             raise TranscriptError(
@@ -527,34 +493,6 @@ class Transcript:
             raise TranscriptError(f"{where}: what was computed again is not the recorded update")
         return arrays
 
-    def _open_file(self, path: Path) -> tuple[Any, Index]:
-        """Return a round's file and index, cached because parsing thousands of names takes long."""
-        status = path.stat()
-        signature = (status.st_ino, status.st_size, status.st_mtime_ns)
-        if self._last_file is None or self._last_file[0] != signature:
-            self._last_file = None
-            file: Any = safe_open(path, framework="pt")
-            self._last_file = signature, file, _build_index(file.keys())
-        return self._last_file[1:]
-
-    def _read_state(self, number: int, prefix: str, expected: str) -> State:
-        path, key = self._paths[number], (number, prefix)
-        # Nearly all updates of a round share the broadcast; each gets a copy, which it may change.
-        if self._last_broadcast is not None and self._last_broadcast[0] == key:
-            return {name: tensor.clone() for name, tensor in self._last_broadcast[1].items()}
-        try:
-            file, index = self._open_file(path)
-            state = {name: file.get_tensor(tensor_key) for _, name, tensor_key in index.get(prefix, [])}
-            digest = expected if key in self._verified else hash_state(state)
-        except (OSError, SafetensorError, KeyError, RuntimeError, TypeError, ValueError) as error:
-            raise damage_error(path, str(error)) from error
-        if digest != expected:
-            raise damage_error(path, f"the bytes of {prefix} are not those that were recorded")
-        if prefix.startswith("broadcast/"):
-            self._verified.add(key)
-            self._last_broadcast = key, {name: tensor.clone() for name, tensor in state.items()}
-        return state
-
 
 def _without_count(reply: Reply) -> Reply:
     """Return a reply that does not say N, neither as such nor among its metrics, whatever they call it."""
@@ -562,65 +500,3 @@ def _without_count(reply: Reply) -> Reply:
     if reply.num_examples:
         metrics = {name: value for name, value in metrics.items() if value != reply.num_examples}
     return replace(reply, num_examples=0, metrics=metrics)
-
-
-def find_run(folder: Path) -> Path:
-    """Return the only run in a folder where an app records its runs, such as `run-1`.
-
-    Any other folder is returned itself.
-
-    Raises:
-        TranscriptError: it holds several runs.
-    """
-    names = _list_folder(folder)
-    if RECORDING_FOLDER in names or any(map(_ROUND_NAME.fullmatch, names)):
-        return folder
-    run_names = sorted((int(name[1]), name[0]) for name in map(_RUN_NAME.fullmatch, names) if name)
-    runs: list[Path] = []
-    for _, name in run_names:
-        run = folder / name
-        if _list_folder(run / RECORDING_FOLDER) or _list_folder(run / MESSAGES):
-            runs.append(run)
-    if len(runs) > 1:
-        raise TranscriptError(f"{folder}: holds {len(runs)} runs; name one of them, such as {runs[-1]}")
-    return runs[0] if runs else folder
-
-
-def _round_paths(folder: Path) -> dict[int, Path]:
-    """Return the number and path of each round's file in `folder`."""
-    paths: dict[int, Path] = {}
-    for name in _list_folder(folder):
-        if match := _ROUND_NAME.fullmatch(name):
-            paths[int(match[1])] = folder / name
-    return paths
-
-
-def _describe_exchanges(run: Path) -> str:
-    """Return a remark on recorded messages of a run that has no recorded updates."""
-    count = len([name for name in _list_folder(run / MESSAGES) if name.endswith(".safetensors")])
-    if not count:
-        return ""
-    return f" of updates, but {count} other {'exchange' if count == 1 else 'exchanges'} of messages"
-
-
-def _list_folder(folder: Path) -> list[str]:
-    """Return the names in `folder`, none where it does not exist."""
-    try:
-        # `glob` would hide that the folder cannot be read.
-        return [path.name for path in folder.iterdir()]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        raise TranscriptError(f"{folder}: cannot be read ({error.strerror}); mend its permissions") from error
-
-
-def _build_index(keys: Iterable[str]) -> Index:
-    """Group the keys of a round's file by prefix; each tensor with its position, name and key."""
-    index: dict[str, list[tuple[int, str, str]]] = {}
-    for key in keys:
-        kind, _, rest = key.partition("/")
-        owner, _, rest = rest.partition("/")
-        position, slash, name = rest.partition("/")
-        if slash:  # keys of padding have fewer parts
-            index.setdefault(f"{kind}/{owner}", []).append((int(position), name, key))
-    return {prefix: sorted(entries) for prefix, entries in index.items()}

@@ -18,7 +18,8 @@ from fedsim.audit.reply_warnings import warn_of_replies
 from fedsim.base.errors import AttackError, ConfigError, TranscriptError
 from fedsim.recording.message_format import MessageFormat
 from fedsim.recording.recorder import Recorder
-from fedsim.recording.transcript import Transcript, find_run
+from fedsim.recording.recording_folder import find_run
+from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import Update
 from tests.support.recordings import PLAIN_SGD, build_update
 

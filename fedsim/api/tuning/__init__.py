@@ -26,7 +26,7 @@ from fedsim.federation.run_folder import default_folder
 from fedsim.federation.simulation import run_federation
 from fedsim.federation.table_validation import validate_tables
 from fedsim.interfaces.attack import Attack
-from fedsim.recording.transcript import find_run
+from fedsim.recording.recording_folder import find_run
 from fedsim.recording.wire_format import State
 from fedsim.report.summary import number_of
 
