@@ -21,8 +21,8 @@ from fedsim.interfaces.findings import Reconstruction
 from fedsim.inversion.descent import iterate_descent, run_to_end
 from fedsim.inversion.differentiability import check_differentiability
 from fedsim.inversion.inversion_task import InversionTask
+from fedsim.inversion.labels.problem_labels import find_labels
 from fedsim.inversion.likelihoods import MessageLikelihood, with_known_noise
-from fedsim.inversion.matching import find_labels
 from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.problem_builder import build_problem
 from fedsim.inversion.public_fits import fit_components, hash_records, hash_tensors, remember_fit

@@ -28,7 +28,8 @@ from fedsim.base.randomness import generator
 from fedsim.interfaces.attack import ALL, CLIENT, Attack, Knowledge, Paper, Progress, RoundsNeeded, Target
 from fedsim.interfaces.findings import Finding
 from fedsim.inversion.cached_networks import load_or_train
-from fedsim.inversion.matching import GradientInversion, find_labels
+from fedsim.inversion.labels.problem_labels import find_labels
+from fedsim.inversion.matching import GradientInversion
 from fedsim.inversion.priors import TotalVariation
 from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.problem_builder import build_problem

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,8 +16,12 @@ from torch import Tensor
 
 from fedsim.base.errors import AttackError, FedsimError, first_line, is_device_failure
 from fedsim.interfaces.attack import warn
+from fedsim.inversion.descent import Step
+from fedsim.inversion.inversion_task import InversionTask
+from fedsim.inversion.objective_key import objective_key
 from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.problem_tensors import problem_tensors, replace_tensors
+from fedsim.inversion.restart import GradientNames, IterationInputs, Restart, objective_and_gradients
 
 _TOLERANCE = 1e-3
 """Largest difference of the compiled objective from the traced function's, relative to its size (at
@@ -32,6 +37,32 @@ _Graph = Callable[..., list[Tensor]]
 _cache: list[tuple[tuple[Any, ...], _Graph]] = []
 """Graphs with the keys of what they were traced from. The numbers of an inversion problem become part of a graph;
 its tensors are arguments."""
+
+
+def make_compiled_steps(task: InversionTask) -> list[Step]:
+    """Return the steps of each restart, whose objective is traced and compiled once."""
+    recipe, problem, target = task.recipe, task.problem, task.target
+    graphs: dict[GradientNames, Callable[..., list[Tensor]]] = {}
+
+    def evaluate(
+        values: dict[str, Tensor],
+        iteration_inputs: IterationInputs,
+        problem: InversionProblem,
+        target: list[Tensor],
+        names: GradientNames,
+    ) -> list[Tensor]:
+        with task.precision_context():
+            return objective_and_gradients(recipe, problem, values, iteration_inputs, target, names)
+
+    def evaluate_compiled(restart: Restart, iteration: int) -> list[Tensor]:
+        inputs, names = (restart.values(), restart.iteration_inputs(iteration)), restart.gradient_names(iteration)
+        if names not in graphs:
+            key = (names, task.half_precision, objective_key(recipe, problem, inputs[0], target))
+            function = partial(evaluate, names=names)
+            graphs[names] = compile_objective(function, key, problem, target, inputs)
+        return graphs[names](*inputs)
+
+    return [restart.make_step(partial(evaluate_compiled, restart)) for restart in task.restarts]
 
 
 def compile_objective(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from fedsim.base.errors import first_line, is_device_failure
+from fedsim.interfaces.attack import warn
 from fedsim.inversion.differentiability import check_differentiability
 from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.recipe import Recipe
@@ -48,6 +50,21 @@ class InversionTask:
         if not self.half_precision:
             return nullcontext()
         return torch.autocast(self.problem.labels.device.type, torch.bfloat16)
+
+    def with_enough_precision(self) -> InversionTask:
+        """Return the task, in float32 and with a warning where half precision does not do for its loss or model."""
+        self.check_gradient()  # what cannot be attacked in float32 either is not for want of precision
+        evaluate = self.restart_evaluation(self.restarts[0])
+        try:
+            if all(bool(result.isfinite().all()) for result in evaluate(0)):
+                return self
+            cause = "values are not finite"
+        except RuntimeError as error:
+            if is_device_failure(error):
+                raise
+            cause = first_line(error)
+        warn(f"{self.problem.where}: half precision does not do here ({cause}), so all is computed in float32")
+        return replace(self, half_precision=False)
 
     def restart_evaluation(self, restart: Restart) -> Evaluate:
         """Return the function that evaluates one restart by itself."""

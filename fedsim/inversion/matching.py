@@ -8,47 +8,34 @@ The files of the attacks have little else in them.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from fedsim.base.constraints import NonNegativeFloat, NonNegativeInt, PositiveInt
-from fedsim.base.errors import AttackError, ConfigError, KnowledgeError, first_line, is_device_failure
-from fedsim.base.loss_term import prediction_loss
-from fedsim.base.task import Goal, takes_targets
-from fedsim.interfaces.attack import (
-    FAILURES,
-    Attack,
-    Knowledge,
-    Outcome,
-    Progress,
-    Target,
-    VictimTask,
-    warn,
-)
+from fedsim.base.errors import AttackError, ConfigError
+from fedsim.interfaces.attack import FAILURES, Attack, Knowledge, Outcome, Progress, Target, VictimTask, warn
 from fedsim.interfaces.findings import Finding, Reconstruction
 from fedsim.inversion.batch_norm import copy_with_batch_statistics, used_batch_statistics
 from fedsim.inversion.batched_call import BatchEntry
 from fedsim.inversion.batched_restarts import batched_steps, batching_pays, fit_in_memory
-from fedsim.inversion.compiled import compile_objective
+from fedsim.inversion.compiled import make_compiled_steps
 from fedsim.inversion.descent import Step, Trial, divergence_error, iterate_descent, run_to_end
 from fedsim.inversion.differentiability import check_inputs
 from fedsim.inversion.inversion_task import InversionTask
-from fedsim.inversion.labels.updates import count_labels
-from fedsim.inversion.named_states import missing_part_error, running_statistic_names
-from fedsim.inversion.objective_key import objective_key
+from fedsim.inversion.labels.problem_labels import find_labels
 from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.problem_builder import build_problem
 from fedsim.inversion.public_priors import PriorName, add_public_prior
 from fedsim.inversion.recipe import INPUT_MOMENTS, MEAN_GRADIENT_FACTS, Recipe
-from fedsim.inversion.restart import GradientNames, IterationInputs, Restart, objective_and_gradients
+from fedsim.inversion.recipe_changes import match_mixtures, match_private_parts, optimise_vector_targets
+from fedsim.inversion.restart import Restart
 from fedsim.inversion.round_robin import run_round_robin
-from fedsim.inversion.shared_setup import ModelCopies, ask_once
+from fedsim.inversion.shared_setup import ModelCopies, ask_once, share_model
 from fedsim.inversion.training_mismatch import OPTIMIZER_FACTS, warn_of_dropout, warn_unless_plain_sgd
 from fedsim.recording.wire_format import Update
 from fedsim.training.settings import known_steps
@@ -203,7 +190,7 @@ class GradientInversion(Attack):
             try:
                 with order.log_context():
                     target = order.target
-                    update, knowledge = self._update(target), _share_model(target.knowledge, builders)
+                    update, knowledge = self._update(target), share_model(target.knowledge, builders)
                     task = self._prepare_task(update, knowledge, target.rng, order.log_context)
                     entry = self._batch_entry(task, [waiting_entry for _, waiting_entry in waiting])
             except FAILURES as error:
@@ -221,15 +208,15 @@ class GradientInversion(Attack):
 
     def _run_waiting(self, waiting: Sequence[tuple[VictimTask, BatchEntry]]) -> Iterator[tuple[VictimTask, Outcome]]:
         """Run victims that can be batched in round robin, the others one after the other."""
-        turns, unbatched = {}, []
+        batched = {}
         all_steps = batched_steps([entry for _, entry in waiting])
         for (order, entry), steps in zip(waiting, all_steps, strict=True):
-            turns[order] = self._inversion_turns(entry.task, steps, order.progress)
+            turns = self._inversion_turns(entry.task, steps, order.progress)
             if steps is None:
-                unbatched.append(order)
-        for order in unbatched:
-            yield from run_round_robin({order: turns.pop(order)})
-        yield from run_round_robin(turns)
+                yield from run_round_robin({order: turns})
+            else:
+                batched[order] = turns
+        yield from run_round_robin(batched)
 
     # Preparing a task.
 
@@ -244,8 +231,8 @@ class GradientInversion(Attack):
         problem = self._problem(update, knowledge)
         recipe = self._recipe(problem)
         if problem.unknown_names or knowledge.private_parts:
-            recipe = _match_private_parts(recipe, problem, update, knowledge)
-        recipe = _optimise_vector_targets(recipe, problem, update, knowledge)
+            recipe = match_private_parts(recipe, problem, update, knowledge)
+        recipe = optimise_vector_targets(recipe, problem, update, knowledge)
         self._warn_of_mismatch(recipe, problem, update, knowledge)
         if recipe.normalised_by_batch:
             model = copy_with_batch_statistics(problem.model)
@@ -257,23 +244,18 @@ class GradientInversion(Attack):
         def find_output_shape() -> torch.Size:
             return check_inputs(problem, problem.before[0].new_zeros(shape)).shape[1:]
 
-        classes = ask_once(f"outputs for {shape}", problem.model, knowledge, find_output_shape)
+        output_shape = tuple(ask_once(f"outputs for {shape}", problem.model, knowledge, find_output_shape))
         # Prepare the labels.
         if any(defense.mixes for defense in problem.defenses):
-            recipe, problem = _match_mixtures(recipe, problem, tuple(classes))
+            recipe, problem = match_mixtures(recipe, problem, output_shape)
         if recipe.label_step_size is None:
             problem = self._add_labels(recipe, problem, update, knowledge, rng)
-        elif problem.goal == "masks" and len(classes) == 3:
-            pass  # logits `class height width` are optimised
-        elif knowledge.num_classes not in (None, *classes[-1:]) or len(classes) != 1:
-            raise AttackError(
-                f"{problem.where}: the model gives outputs of shape {tuple(classes)} for each "
-                f"example, num_classes is {knowledge.num_classes}; grant the right one"
-            )
+        else:
+            _check_output_shape(output_shape, problem, knowledge)
         # Draw the restarts, which share their consensus.
         restarts = []
         for _ in range(self.restarts):
-            restart = Restart(recipe, problem, shape, tuple(classes), self.iterations, rng)
+            restart = Restart(recipe, problem, shape, output_shape, self.iterations, rng)
             restarts.append(restart)
             restart.consensus = restarts[0].consensus
         task = InversionTask(
@@ -284,7 +266,7 @@ class GradientInversion(Attack):
             half_precision=self.precision == "bfloat16",
             victim_context=victim_context,
         )
-        return _with_enough_precision(task) if task.half_precision else task
+        return task.with_enough_precision() if task.half_precision else task
 
     def _warn_of_mismatch(
         self, recipe: Recipe, problem: InversionProblem, update: Update, knowledge: Knowledge
@@ -373,147 +355,22 @@ class GradientInversion(Attack):
 
     def _restart_steps(self, task: InversionTask) -> Sequence[Step]:
         """Return the steps of each restart, computed by itself."""
-        if not self.compile:
-            return [restart.make_step(task.restart_evaluation(restart)) for restart in task.restarts]
-        recipe, problem, target = task.recipe, task.problem, task.target
-        graphs: dict[GradientNames, Callable[..., list[Tensor]]] = {}
-
-        def evaluate(
-            values: dict[str, Tensor],
-            iteration_inputs: IterationInputs,
-            problem: InversionProblem,
-            target: list[Tensor],
-            names: GradientNames,
-        ) -> list[Tensor]:
-            with task.precision_context():
-                return objective_and_gradients(recipe, problem, values, iteration_inputs, target, names)
-
-        def evaluate_compiled(restart: Restart, iteration: int) -> list[Tensor]:
-            inputs, names = (restart.values(), restart.iteration_inputs(iteration)), restart.gradient_names(iteration)
-            if names not in graphs:
-                key = (names, task.half_precision, objective_key(recipe, problem, inputs[0], target))
-                function = partial(evaluate, names=names)
-                graphs[names] = compile_objective(function, key, problem, target, inputs)
-            return graphs[names](*inputs)
-
-        return [restart.make_step(partial(evaluate_compiled, restart)) for restart in task.restarts]
+        if self.compile:
+            return make_compiled_steps(task)
+        return [restart.make_step(task.restart_evaluation(restart)) for restart in task.restarts]
 
 
-def _share_model(knowledge: Knowledge, builders: dict[int, ModelCopies]) -> Knowledge:
-    """Return the knowledge with a builder that victims share who have the same; `builders` are by id."""
-    if (builder := knowledge.model) is None:
-        return knowledge
-    return replace(knowledge, model=builders.setdefault(id(builder), ModelCopies(builder, knowledge.device)))
-
-
-def _with_enough_precision(task: InversionTask) -> InversionTask:
-    """Return the task, in float32 and with a warning where half precision does not do for its loss or model."""
-    task.check_gradient()  # what cannot be attacked in float32 either is not for want of precision
-    evaluate = task.restart_evaluation(task.restarts[0])
-    try:
-        if all(bool(result.isfinite().all()) for result in evaluate(0)):
-            return task
-        cause = "values are not finite"
-    except RuntimeError as error:
-        if is_device_failure(error):
-            raise
-        cause = first_line(error)
-    warn(f"{task.problem.where}: half precision does not do here ({cause}), so all is computed in float32")
-    return replace(task, half_precision=False)
-
-
-def find_labels(problem: InversionProblem, update: Update, knowledge: Knowledge, rng: torch.Generator) -> Tensor:
-    """Return the labels that are granted, or count them from the last layer.
-
-    Raises:
-        AttackError: other labels than N are granted.
-        KnowledgeError: none are granted, and they cannot be counted.
-    """
-    if knowledge.labels is None:
-        buffers = dict(problem.buffers)
-        after_weights = problem.after or problem.before  # if a gradient was sent
-        before = dict(zip(problem.parameter_names, problem.before, strict=True)) | buffers
-        after = dict(zip(problem.parameter_names, after_weights, strict=True)) | buffers
-        return count_labels(update, knowledge, problem.model, before, after, rng)
-    if len(knowledge.labels) != update.num_examples:
+def _check_output_shape(shape: tuple[int, ...], problem: InversionProblem, knowledge: Knowledge) -> None:
+    """Raise AttackError unless the outputs for an example are logits of which its labels can be optimised."""
+    if problem.goal == "masks" and len(shape) == 3:  # logits `class height width`
+        return
+    if knowledge.num_classes not in (None, *shape[-1:]) or len(shape) != 1:
         raise AttackError(
-            f"{problem.where}: {len(knowledge.labels)} labels are granted, "
-            f"but the client reported N = {update.num_examples}"
+            f"{problem.where}: the model gives outputs of shape {shape} for each "
+            f"example, num_classes is {knowledge.num_classes}; grant the right one"
         )
-    return knowledge.labels
 
 
 def best_restart(ends: Sequence[tuple[Restart, Trial]]) -> tuple[Restart, Trial]:
     """Return the restart with the smallest objective at its end."""
     return min(ends, key=lambda end: end[1].objective)
-
-
-def _match_private_parts(recipe: Recipe, problem: InversionProblem, update: Update, knowledge: Knowledge) -> Recipe:
-    """Return the recipe for a client that keeps a part of the model, which may be granted.
-
-    Labels cannot be counted then, and are optimised with the data unless they are granted. Layers
-    whose running statistics stay with the client normalise by the batch, as they do in training.
-
-    Raises:
-        AttackError: the part is not granted, and the attack needs all of the model.
-    """
-    if problem.unknown_names and recipe.unknown_step_size is None:
-        raise missing_part_error(problem.unknown_names, problem.where)
-    if any(name not in update.before for name in running_statistic_names(problem.model)):
-        recipe = replace(recipe, normalised_by_batch=True)
-    if knowledge.labels is None and recipe.label_step_size is None:
-        warn(f"{problem.where}: a part of the model stays with the client, so labels are optimised with the data")
-        recipe = replace(recipe, label_step_size=recipe.step_size)
-    return recipe
-
-
-def _optimise_vector_targets(recipe: Recipe, problem: InversionProblem, update: Update, knowledge: Knowledge) -> Recipe:
-    """Return the recipe, by which masks, and several labels or numbers, are optimised unless they are granted.
-
-    No formula counts them in the last layer's update, as those of classes do.
-
-    Raises:
-        KnowledgeError: the attack makes several images of each example, whose targets would differ.
-    """
-    is_decided = knowledge.labels is not None or recipe.label_step_size is not None
-    if problem.goal == "classes" or is_decided:
-        return recipe
-    if problem.goal != "masks" and _num_outputs(problem, update, knowledge) == 1:
-        single = torch.zeros(2, 1)
-        if problem.goal == "numbers" or not takes_targets(prediction_loss(problem.loss), single, single):
-            return recipe
-    if recipe.epochs > 1:
-        raise KnowledgeError(
-            f"{problem.where}: {_TARGETS[problem.goal]} cannot be recovered by an attack that makes an image for "
-            "each local epoch; grant them with adversary.knowledge.labels = true"
-        )
-    warn(f"{problem.where}: the targets are {_TARGETS[problem.goal]}, so they are optimised with the data")
-    return replace(recipe, label_step_size=recipe.step_size)
-
-
-_TARGETS: Mapping[Goal, str] = {
-    "labels": "several labels an example",
-    "numbers": "several numbers an example",
-    "masks": "masks",
-}
-
-
-def _num_outputs(problem: InversionProblem, update: Update, knowledge: Knowledge) -> int:
-    """Return how many outputs the model gives for an example."""
-    shape = (update.num_examples, *(knowledge.input_shape or ()))
-    return check_inputs(problem, problem.before[0].new_zeros(shape)).shape[-1]
-
-
-def _match_mixtures(
-    recipe: Recipe, problem: InversionProblem, classes: tuple[int, ...]
-) -> tuple[Recipe, InversionProblem]:
-    """Return recipe and problem for clients that mix records: the dummy records are mixed, too.
-
-    Labels of classes are probabilities then, and the pairs that were mixed are not known, so labels
-    are optimised together with the data, whether or not the records' labels are granted. Targets of
-    a regression stay as they are.
-    """
-    if recipe.label_step_size is None and classes != (1,) and problem.goal != "numbers":
-        recipe = replace(recipe, label_step_size=recipe.step_size)
-    mixing = [defense for defense in problem.defenses if defense.mixes]
-    return recipe, replace(problem, mixing_defenses=mixing)

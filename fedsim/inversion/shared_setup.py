@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -150,3 +151,10 @@ def _forget(device: torch.device, name: str) -> None:
 
 def _are_equal(held: Tensor, tensor: Tensor) -> bool:
     return held.dtype == tensor.dtype and held.shape == tensor.shape and torch.equal(held, tensor)
+
+
+def share_model(knowledge: Knowledge, builders: dict[int, ModelCopies]) -> Knowledge:
+    """Return the knowledge with a builder that victims share who have the same; `builders` are by id."""
+    if (builder := knowledge.model) is None:
+        return knowledge
+    return replace(knowledge, model=builders.setdefault(id(builder), ModelCopies(builder, knowledge.device)))
