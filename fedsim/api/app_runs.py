@@ -15,8 +15,9 @@ import tomli_w
 
 from fedsim.api import pipeline
 from fedsim.api.adversaries import Adversary, override_options
+from fedsim.api.arguments import check_changes
 from fedsim.api.logs import log_to_file
-from fedsim.api.runs import Run, check_changes, follow_with, raise_failures
+from fedsim.api.runs import Run, follow_with, raise_failures
 from fedsim.audit.plan import ReportJobProgress
 from fedsim.base.content_hashes import hash_json
 from fedsim.base.errors import AttackCrash, ConfigError, RunError

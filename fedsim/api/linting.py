@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedsim.api.arguments import check_changes, copy_tables
 from fedsim.api.objects import name_objects, replace_objects
-from fedsim.api.runs import check_changes, copy_tables
 from fedsim.base.errors import FedsimError
 from fedsim.federation.app_file import AppFile, is_app_file
 from fedsim.federation.config import AttackFile, Config

@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsim.api import pipeline, single
 from fedsim.api.adversaries import Adversary, read_adversary
+from fedsim.api.arguments import as_path, check_changes, read_tables
+from fedsim.api.frames import read_frame, read_summary
 from fedsim.api.objects import replace_objects
 from fedsim.audit.audit import Audit, make_audit
 from fedsim.audit.evaluation.empirical_epsilon import read_epsilons
@@ -22,9 +23,8 @@ from fedsim.base.errors import ConfigError, FedsimError, RunError
 from fedsim.base.progress import ProgressListener, listen_to_progress
 from fedsim.base.randomness import serialize_calls
 from fedsim.federation.config import AttackFile, Config
-from fedsim.federation.failed_attacks import FailedAttack, read_failed_attacks
 from fedsim.federation.open_run import OpenRun
-from fedsim.federation.reading import config_of, read_toml, set_value
+from fedsim.federation.reading import config_of, set_value
 from fedsim.federation.run_folder import RunFolder, default_folder, read_exposures, read_ledger, read_metrics, read_rows
 from fedsim.federation.trust import check_trust, is_in_run_folder
 from fedsim.interfaces.attack import Attack
@@ -32,24 +32,15 @@ from fedsim.interfaces.findings import Finding
 from fedsim.plugins.frozen import to_plain_value
 from fedsim.plugins.inline import is_lost_object
 from fedsim.recording.adversary_role import CompanyName, PartyName
-from fedsim.recording.manifest import ManifestFile
 from fedsim.recording.messages import MESSAGES_FOLDER as MESSAGES
 from fedsim.recording.messages import RecordedExchange, read_messages
 from fedsim.recording.recording_folder import find_run
 from fedsim.recording.transcript import Transcript
-from fedsim.report.attack_traits import read_attack_traits, read_scores
-from fedsim.report.failed_attacks import describe_failed_attacks
 from fedsim.report.page import write_report
 from fedsim.report.summary import number_of
-from fedsim.report.verdicts import ScoreReading, score_readings
 
 if TYPE_CHECKING:
     import pandas as pd  # at run time where a frame is made, as it takes a third of a second
-
-SUMMARY_COLUMNS = ("attack", "metric", "value", "low", "high", "floor", "victims", "verdict", "why")
-"""Columns of `Run.summary`."""
-FAILED_VERDICT = "failed"
-"""Verdict of `Run.summary` on an attack that failed on victims."""
 
 
 @serialize_calls
@@ -77,7 +68,7 @@ def run(
         FedsimError: the experiment is not valid, and nothing was started; or the run or an attack failed, and
             everything that was computed before is kept in the folder.
     """
-    tables, where, folder = _read_tables(experiment)
+    tables, where, folder = read_tables(experiment)
     for key, value in check_changes({} if set is None else set):
         set_value(tables, key, value, f"set {key}")
     replace_objects(tables)
@@ -87,7 +78,7 @@ def run(
     # Choose the folder, and run.
     if out is None and not isinstance(experiment, str | Path):
         raise ConfigError("out: an experiment that is in no file has no name; name the run folder")
-    run_folder = OpenRun(default_folder(Path(str(experiment))) if out is None else _path(out, "out"))
+    run_folder = OpenRun(default_folder(Path(str(experiment))) if out is None else as_path(out, "out"))
     with listen_to_progress(progress):
         done = pipeline.run(config, run_folder, overwrite=overwrite, follow=follow_with(progress))
     raise_failures(done)
@@ -105,11 +96,11 @@ def open(path: str | Path, *, file: str | Path | None = None, trust: bool = Fals
     Raises:
         ConfigError: there is no run in the folder, or the attack file is not valid.
     """
-    folder = RunFolder(find_run(_path(path, "open")))
+    folder = RunFolder(find_run(as_path(path, "open")))
     folder.check_exists()
     folder.check_kinds()
     folder.check_holds_run()
-    return Run(folder.path, file=None if file is None else _path(file, "file"), trust=trust)
+    return Run(folder.path, file=None if file is None else as_path(file, "file"), trust=trust)
 
 
 class Run:
@@ -170,7 +161,7 @@ class Run:
         Raises:
             RunError: the table is damaged.
         """
-        return _frame(self._folder, self._folder.metrics, lambda: read_metrics(self._folder), texts=("client",))
+        return read_frame(self._folder, self._folder.metrics, read_metrics, texts=("client",))
 
     @property
     def ledger(self) -> pd.DataFrame:
@@ -179,7 +170,7 @@ class Run:
         Raises:
             RunError: the table is damaged.
         """
-        return _frame(self._folder, self._folder.ledger, lambda: read_ledger(self._folder), texts=("defense",))
+        return read_frame(self._folder, self._folder.ledger, read_ledger, texts=("defense",))
 
     @property
     def exposure(self) -> pd.DataFrame:
@@ -189,7 +180,7 @@ class Run:
             RunError: the table is damaged.
         """
         path, texts = self._folder.exposure, ("state", "measure", "quantity", "failure")
-        return _frame(self._folder, path, lambda: read_exposures(self._folder), texts=texts)
+        return read_frame(self._folder, path, read_exposures, texts=texts)
 
     @property
     def epsilons(self) -> pd.DataFrame:
@@ -198,7 +189,7 @@ class Run:
         Raises:
             RunError: the table is damaged.
         """
-        return _frame(self._folder, self._folder.epsilons, lambda: read_epsilons(self._folder), texts=("defense",))
+        return read_frame(self._folder, self._folder.epsilons, read_epsilons, texts=("defense",))
 
     @property
     def scores(self) -> pd.DataFrame:
@@ -208,8 +199,11 @@ class Run:
             RunError: the table is damaged.
         """
         path = self._folder.scores
-        rows = partial(read_rows, path, ("attack", "metric"), ("value", "floor"))
-        return _frame(self._folder, path, rows, texts=("round",))
+
+        def check(folder: RunFolder) -> object:
+            return read_rows(path, ("attack", "metric"), ("value", "floor"))
+
+        return read_frame(self._folder, path, check, texts=("round",))
 
     def summary(self) -> pd.DataFrame:
         """Return the verdicts, as in the report: a row for each attack and metric, its main metric first.
@@ -221,22 +215,7 @@ class Run:
         Raises:
             RunError: the table of scores, or that of failed attacks, is damaged.
         """
-        import pandas as pd
-
-        rows = []
-        if not self.scores.empty:
-            score_rows = read_scores(self._folder)
-            traits = read_attack_traits(self._folder, score_rows, trust=self._trust)
-            rows = [_summary_row(reading) for reading in score_readings(score_rows, traits)]
-        rows += _failure_rows(self._read_failures())
-        return pd.DataFrame(rows, columns=SUMMARY_COLUMNS)
-
-    def _read_failures(self) -> list[FailedAttack]:
-        path = self._folder.failures
-        failed = read_failed_attacks(self._folder)
-        if path.is_file() and not ManifestFile(self.path).vouches_for(path):
-            raise RunError(f"{path}: is not what this run wrote; remove it, and attack the run again")
-        return failed
+        return read_summary(self._folder, self.scores, trust=self._trust)
 
     @property
     def findings(self) -> list[AttackFinding]:
@@ -390,34 +369,6 @@ class Report:
         return f'{complaints}<iframe srcdoc="{page}" style="width: 100%; height: 60em; border: 0"></iframe>'
 
 
-def _summary_row(reading: ScoreReading) -> dict[str, Any]:
-    item = reading.summary
-    return {
-        "attack": item.attack,
-        "metric": item.metric,
-        "value": item.mean,
-        "low": item.low,
-        "high": item.high,
-        "floor": item.floor,
-        "victims": item.count if item.unit == "victim" else 1,
-        "verdict": reading.verdict,
-        "why": reading.remark,
-    }
-
-
-def _failure_rows(failed: Sequence[FailedAttack]) -> list[dict[str, Any]]:
-    """Return a row for each attack that failed on victims."""
-    by_attack: dict[str, list[FailedAttack]] = {}
-    for attempt in failed:
-        by_attack.setdefault(attempt.attack, []).append(attempt)
-    rows = []
-    for attack, attempts in by_attack.items():
-        victims = len({attempt.victim for attempt in attempts})
-        why = "; ".join(describe_failed_attacks(attempts))
-        rows.append({"attack": attack, "metric": "", "victims": victims, "verdict": FAILED_VERDICT, "why": why})
-    return rows
-
-
 def _read_finding(folder: OpenRun, path: Path) -> AttackFinding:
     if not folder.manifest.vouches_for(path):
         raise RunError(f"{path}: is not what this run found; remove it, or attack again to make it anew")
@@ -430,41 +381,6 @@ def _read_finding(folder: OpenRun, path: Path) -> AttackFinding:
         finding=finding,
         about=about,
     )
-
-
-def _read_tables(experiment: str | Path | Mapping[str, Any] | Config) -> tuple[dict[str, Any], str, Path]:
-    """Return the tables of an experiment, their name in messages, and the folder to which paths are relative."""
-    if isinstance(experiment, str | Path):
-        path = Path(experiment)
-        return read_toml(path), str(path), path.parent
-    if isinstance(experiment, Config):
-        return experiment.model_dump(mode="json", exclude_none=True), "experiment", Path.cwd()
-    if isinstance(experiment, Mapping):
-        return {str(key): copy_tables(value) for key, value in experiment.items()}, "experiment", Path.cwd()
-    raise ConfigError(f"experiment: expected a path, a dict or a Config, got {type(experiment).__name__}")
-
-
-def check_changes(changes: object) -> list[tuple[str, Any]]:
-    """Return settings to change as pairs of key and value.
-
-    Raises:
-        ConfigError: they are not settings by key.
-    """
-    if not isinstance(changes, Mapping):
-        raise ConfigError(f"set: expected a dict of settings, got {type(changes).__name__}")
-    for key in changes:
-        if not isinstance(key, str) or not all(word.strip() for word in key.split(".")):
-            raise ConfigError(f"set: expected keys such as 'federation.rounds', got {key!r}")
-    return [(key, copy_tables(value)) for key, value in changes.items()]
-
-
-def copy_tables(value: Any) -> Any:
-    """Copy tables and lists, so that those of the caller do not change; paths become texts, objects are not copied."""
-    if isinstance(value, Mapping):
-        return {str(key): copy_tables(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [copy_tables(inner) for inner in value]
-    return to_plain_value(value)
 
 
 def follow_with(progress: ProgressListener | None) -> Callable[[AttackJob, int, int, Mapping[str, float]], None]:
@@ -481,26 +397,3 @@ def raise_failures(done: pipeline.AuditResult) -> None:
     """Raise RunError where an attack, a score or a picture failed."""
     if done.failures:
         raise RunError(f"{'; '.join(done.failures)}; all else is kept, fedsim.open({str(done.folder.path)!r}) reads it")
-
-
-def _path(value: object, argument: str) -> Path:
-    """Return a path; raise ConfigError where `value` is none."""
-    if not isinstance(value, str | Path):
-        raise ConfigError(f"{argument}: expected a path, got {type(value).__name__}")
-    return Path(value)
-
-
-def _frame(folder: RunFolder, path: Path, check: Callable[[], object], texts: Sequence[str]) -> pd.DataFrame:
-    """Return a CSV file of a run as a data frame, once `check` has found nothing wrong with it."""
-    import pandas as pd
-
-    folder.check_exists()
-    check()
-    manifest = ManifestFile(folder.path)
-    if not path.is_file():
-        if manifest.contents is not None and path.name in manifest.contents.files:
-            raise RunError(f"{path}: is missing, though this run wrote it; put it back, or attack or resume the run")
-        return pd.DataFrame()
-    if not manifest.vouches_for(path):
-        raise RunError(f"{path}: is not what this run wrote; remove it, and attack or resume the run")
-    return pd.read_csv(path, dtype=dict.fromkeys(texts, str))

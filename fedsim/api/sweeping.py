@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
+from fedsim.api.arguments import check_changes, copy_tables
 from fedsim.api.cell_runner import job_runner
 from fedsim.api.logs import log_to_file
 from fedsim.api.objects import name_objects
-from fedsim.api.runs import Report, check_changes, copy_tables
+from fedsim.api.runs import Report
 from fedsim.base.errors import ConfigError, FedsimError
 from fedsim.base.files import write_text
 from fedsim.base.machine import count_cores, free_memory

@@ -31,9 +31,10 @@ from clients.defenses.update_noise import UpdateNoise
 from fedsim import Run, Transcript
 from fedsim.api import pipeline
 from fedsim.api.adversaries import read_adversary
+from fedsim.api.frames import SUMMARY_COLUMNS
 from fedsim.api.in_memory import _infer_classes
 from fedsim.api.logs import listen
-from fedsim.api.runs import SUMMARY_COLUMNS, Report
+from fedsim.api.runs import Report
 from fedsim.audit.audit import open_audit
 from fedsim.base import progress
 from fedsim.base.errors import (

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedsim.api.arguments import copy_tables
 from fedsim.api.objects import replace_objects
-from fedsim.api.runs import copy_tables, follow_with
+from fedsim.api.runs import follow_with
 from fedsim.api.tuning.simulated_clients import simulated_experiment
 from fedsim.api.tuning.trials import SimulatedTrials, TunedAttack, explain_refusal
 from fedsim.api.tuning.tuned_file import write_tuned_file
