@@ -9,17 +9,14 @@ import torch
 from torch import Tensor
 
 from adversaries.exact.attack import FirstLayerAttack
-from adversaries.exact.components import ComponentSource, separate_components
 from adversaries.exact.consistency import find_sum_column, repair_columns
+from adversaries.exact.estimated_columns import add_estimated_columns, estimate_columns
 from adversaries.exact.halfspaces import add_halfspace_columns
 from adversaries.exact.layer import FirstLayer
 from adversaries.exact.mixture import InputMixture
-from adversaries.exact.silence import draw_columns, draw_guided_column, fit_trimmed_column, follow_estimates
+from adversaries.exact.silence import draw_columns
 from fedsim.base.constraints import NonNegativeInt, PositiveInt
 
-_GUIDED_DRAWS, _DRAWS_FACTOR, _MAX_GUIDED_DRAWS = 150, 6, 10_000
-"""Draws of sets of units for each example, their factor after each pass without a new column, and
-their number for all examples."""
 _SLOW_COMPONENTS, _UNITS_PER_EXAMPLE = 32, 6
 """Halfspaces come first above this number of inputs, for which components take long, if there are
 at least so many units for each."""
@@ -32,9 +29,9 @@ class SpearIca(FirstLayerAttack):
     A pass either
 
     1. separates what is left of the update into independent components, which are rough estimates
-       of the inputs that are not found yet (`_estimate_columns`);
-    2. estimates which units are silent for each example, at w_0 and at w_T (`_estimate_silence`);
-    3. computes columns from the zeros of these units, without those that do not fit (`_search`);
+       of the inputs that are not found yet (`estimate_columns`);
+    2. estimates which units are silent for each example, at w_0 and at w_T;
+    3. computes columns from the zeros of these units, without those that do not fit (`add_estimated_columns`);
 
     or it searches columns whose zeros lie in a halfspace of the units' weights, from random starts
     (`add_halfspace_columns`). What found columns last comes next. A column counts only if its zeros
@@ -81,7 +78,7 @@ class SpearIca(FirstLayerAttack):
             if by_halfspaces:
                 add_halfspace_columns(mixture, layer, columns, 1 + attempt, rng)
             else:
-                self._add_estimated_columns(mixture, layer, columns, attempt, rng)
+                add_estimated_columns(mixture, layer, columns, attempt, rng)
             is_stalled = len(columns) == count_before
             by_halfspaces ^= is_stalled
             # Draw units blindly once, before giving up.
@@ -103,77 +100,4 @@ class SpearIca(FirstLayerAttack):
                 break
         if complete:
             return complete, torch.empty((mixture.rank, 0), dtype=torch.float64)
-        return columns, self._estimate_columns(mixture, layer, mixture.remaining_directions(columns), 0)
-
-    def _add_estimated_columns(
-        self, mixture: InputMixture, layer: FirstLayer, columns: list[Tensor], attempt: int, rng: torch.Generator
-    ) -> None:
-        """Estimate the remaining columns, search near the estimates, and add what is certain to `columns`."""
-        remaining = mixture.remaining_directions(columns)
-        estimates = self._estimate_columns(mixture, layer, remaining, attempt)
-        silence = _estimate_silence(mixture, layer, estimates)
-        draws = min(_GUIDED_DRAWS * _DRAWS_FACTOR**attempt, _MAX_GUIDED_DRAWS // remaining.shape[1])
-        self._search(mixture, silence, estimates, columns, draws, rng)
-
-    def _estimate_columns(self, mixture: InputMixture, layer: FirstLayer, remaining: Tensor, attempt: int) -> Tensor:
-        """Estimate columns, `rank rest`, in the span of `remaining`, by independent components.
-
-        Args:
-            mixture: the factored update.
-            layer: whose update it is.
-            remaining: `rank rest`, see `InputMixture.remaining_directions`.
-            attempt: number of earlier ones since the last new column. Each makes other estimates
-                than the last one.
-        """
-        source: ComponentSource = "values"
-        if len(layer.shape) == 3 and attempt % 2 == 0:
-            source = "differences"
-        mixtures = remaining.T @ mixture.inputs
-        return remaining @ separate_components(mixtures, layer.shape, source, attempt)
-
-    def _search(
-        self,
-        mixture: InputMixture,
-        silence: Tensor,
-        estimates: Tensor,
-        columns: list[Tensor],
-        draws: int,
-        rng: torch.Generator,
-    ) -> None:
-        """Search columns near estimates and add them to `columns`.
-
-        Args:
-            mixture: the factored update.
-            silence: `example unit`, estimated.
-            estimates: `rank example`, of the columns.
-            columns: that are certain.
-            draws: of sets of units for each example.
-            rng: draws them.
-        """
-        known = list(columns)
-        is_open = torch.ones(len(silence), dtype=torch.bool)
-        for example, units in enumerate(silence):
-            if (column := fit_trimmed_column(mixture, units)) is not None:
-                mixture.add_column(columns, column)
-                is_open[example] = False
-        for column in follow_estimates(mixture, silence[is_open], estimates[:, is_open], known):
-            mixture.add_column(columns, column)
-        if len(columns) == len(known):
-            for units in silence:
-                if (column := draw_guided_column(mixture, units, draws, rng)) is not None:
-                    mixture.add_column(columns, column)
-
-
-def _estimate_silence(mixture: InputMixture, layer: FirstLayer, estimates: Tensor) -> Tensor:
-    """Return `example unit`, see `FirstLayer.silence`, for the inputs that estimates stand for.
-
-    Args:
-        mixture: the factored update.
-        layer: whose update it is.
-        estimates: `rank rest`, of columns.
-    """
-    basis, mixed = torch.linalg.qr(estimates)
-    bias_coordinates = basis.T @ mixture.bias_coordinates
-    scales = torch.linalg.solve(mixed, bias_coordinates)
-    inputs = torch.linalg.solve(mixed * scales, basis.T @ mixture.inputs)
-    return layer.silence(layer.clamp_inputs(inputs))[:, mixture.unit_indices]
+        return columns, estimate_columns(mixture, layer, mixture.remaining_directions(columns), 0)

@@ -29,6 +29,7 @@ from fedsim.federation.privacy_tables import (
     SecureAggregationTable,
 )
 from fedsim.federation.table import PluginTable, Table, check_choice, check_list, check_titles
+from fedsim.recording.adversary_role import find_error_in_collusion
 from fedsim.recording.message_format import MessageFormat, check_client_ids
 
 
@@ -186,16 +187,8 @@ class Config(AttackFile):
             )
         if role.party != "server" or not role.colluders:
             return
-        if self.secure_aggregation is None:
-            raise ValueError(
-                "adversary.who: without [secure_aggregation] the server sees the update of each client, to which "
-                "colluding clients add nothing; take who = 'server'"
-            )
-        if missing := sorted(set(role.colluders) - set(kept or ())):
-            raise ValueError(
-                f"adversary.who: the run would not keep what client {missing[0]} adds to sums; set "
-                f"recording.colluders = {sorted(set(role.colluders) | set(kept or ()))}"
-            )
+        if error := find_error_in_collusion(role, kept or (), sees_sums=self.secure_aggregation is not None):
+            raise ValueError(error)
 
     def _check_canaries(self, chosen: list[int] | None) -> None:
         """Raise ValueError where the server would not see the canaries."""

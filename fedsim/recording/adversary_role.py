@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -104,3 +104,25 @@ def find_error_in_who(who: str | Sequence[int | str]) -> str:
         of_whom = "clients whose links are heard" if "eavesdropper" in who else "colluding clients"
         return f"expected the ids of {of_whom}, each once, got {list(who)}"
     return f"expected one party besides clients, got {list(who)}" if parties > 1 else ""
+
+
+def find_error_in_collusion(role: AdversaryRole, kept: Iterable[int], *, sees_sums: bool) -> str:
+    """Return why clients that collude with the server add nothing to what it knows; empty where they do.
+
+    Args:
+        role: a server, and clients.
+        kept: clients of which the run keeps what they add to sums.
+        sees_sums: whether the server sees sums alone.
+    """
+    if not sees_sums:
+        return (
+            "adversary.who: without [secure_aggregation] the server sees the update of each client, to which "
+            "colluding clients add nothing; take who = 'server'"
+        )
+    colluders, known = set(role.colluders), set(kept)
+    if colluders <= known:
+        return ""
+    return (
+        f"adversary.who: a run does not keep what client {min(colluders - known)} adds to sums unless it is told to; "
+        f"run it with recording.colluders = {sorted(colluders | known)}"
+    )

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from adversaries.exact.estimated_columns import add_estimated_columns
 from adversaries.exact.halfspaces import add_halfspace_columns
 from adversaries.exact.layer import FirstLayer, read_first_layer
 from adversaries.exact.mixture import InputMixture
-from adversaries.exact.spear_ica import SpearIca
 from fedsim.base.errors import AttackError
 from fedsim.base.randomness import generator, seed_globals
 from fedsim.data import Examples
@@ -90,13 +90,13 @@ def measure(data: str, size: int, units_per_example: int, epochs: int, source: s
 def find_columns(mixture: InputMixture, layer: FirstLayer, source: str) -> list[Tensor]:
     """Return the columns that passes of one source find until one finds none."""
     columns: list[Tensor] = []
-    rng, attack = generator("columns"), SpearIca()
+    rng = generator("columns")
     while len(columns) < mixture.rank:
         count = len(columns)
         if source == "halfspaces":
             add_halfspace_columns(mixture, layer, columns, 1, rng)
         else:
-            attack._add_estimated_columns(mixture, layer, columns, 0, rng)
+            add_estimated_columns(mixture, layer, columns, 0, rng)
         if len(columns) == count:
             break
     return columns

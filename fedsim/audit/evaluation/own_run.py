@@ -29,7 +29,7 @@ from fedsim.interfaces.attack import Attack, vector_target_error
 from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.knowledge import FACTS, TRAINING_FACTS, Knowledge, KnownCandidates, Records
 from fedsim.interfaces.modality import PublicExamples
-from fedsim.recording.adversary_role import AdversaryRole
+from fedsim.recording.adversary_role import AdversaryRole, find_error_in_collusion
 from fedsim.recording.header import Header
 from fedsim.recording.message_format import MessageFormat
 from fedsim.recording.wire_format import State
@@ -109,17 +109,9 @@ class OwnRun(Case):
 
     def check_colluders(self, role: AdversaryRole) -> None:
         """Raise ConfigError where the run did not keep what these clients added to sums."""
-        if not self.shows_sums_alone:
-            raise ConfigError(
-                "adversary.who: without secure aggregation the server sees the update of each client, to which "
-                "colluding clients add nothing; take who = 'server'"
-            )
-        kept = self.own_experiment.config.recording.colluders or []
-        if missing := sorted(set(role.colluders) - set(kept)):
-            raise ConfigError(
-                f"adversary.who: this run did not keep what client {missing[0]} added to sums; run it again with "
-                f"recording.colluders = {sorted({*kept, *role.colluders})}"
-            )
+        kept = self.own_experiment.config.recording.colluders or ()
+        if error := find_error_in_collusion(role, kept, sees_sums=self.shows_sums_alone):
+            raise ConfigError(error)
 
     def count_equal_clients(self, role: AdversaryRole) -> float | None:
         """Return by how many clients central privacy divides a sum; None without it."""

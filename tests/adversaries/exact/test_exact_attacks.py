@@ -582,11 +582,11 @@ def test_a_sum_that_cannot_be_taken_apart_is_dropped_and_searched_again(monkeypa
     together = found[0] + found[1]
     passes = iter([[together / together.norm(), *found[1:]], found])
 
-    def add_columns(_: SpearIca, mixture: InputMixture, layer: FirstLayer, columns: list[Tensor], *rest: Any) -> None:
+    def add_columns(mixture: InputMixture, layer: FirstLayer, columns: list[Tensor], *rest: Any) -> None:
         for column in next(passes):
             mixture.add_column(columns, column)
 
-    monkeypatch.setattr(SpearIca, "_add_estimated_columns", add_columns)
+    monkeypatch.setattr("adversaries.exact.spear_ica.add_estimated_columns", add_columns)
     monkeypatch.setattr("adversaries.exact.spear_ica.repair_columns", lambda mixture, layer, columns: columns)
     columns, _ = SpearIca(draws=0)._columns(mixture, layer, generator("search"), lambda _: None)
     assert ((torch.stack(columns) @ torch.stack(found, 1)).abs().amax(0) > 1 - 1e-6).all()

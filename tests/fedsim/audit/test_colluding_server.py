@@ -92,7 +92,7 @@ def test_attacks_in_the_rounds_see_what_later_attacks_see(tmp_path: Path) -> Non
 def test_without_such_an_adversary_nothing_of_a_single_client_is_written(tmp_path: Path) -> None:
     run = run_serial(make_tiny_config(**TINY, secure_aggregation=SUMS), tmp_path / "run")
     assert not run.colluders.exists()
-    with pytest.raises(ConfigError, match=r"did not keep what client 2 added to sums.*recording.colluders = \[2\]"):
+    with pytest.raises(ConfigError, match=r"does not keep what client 2 adds to sums.*recording.colluders = \[2\]"):
         attack(run, "analytic", who=["server", 2])
 
 
@@ -115,7 +115,7 @@ def test_what_was_kept_is_held_to_the_manifest(tmp_path: Path) -> None:
         ({"adversary": {"who": ["server", 9]}}, "adversary.who"),
         ({"adversary": {"who": ["server", 1]}}, "to which colluding clients add nothing"),
         ({"recording": {"colluders": [1]}}, "without .secure_aggregation. the server sees"),
-        ({"adversary": {"who": ["server", 1]}, "secure_aggregation": {}}, r"set recording.colluders = \[1\]"),
+        ({"adversary": {"who": ["server", 1]}, "secure_aggregation": {}}, r"with recording.colluders = \[1\]"),
         ({"adversary": {"who": ["server", 0, 1, 2, 3]}, "secure_aggregation": {}}, "all clients attack"),
         ({"adversary": {"who": [0, 1, 2, 3]}}, "all clients attack"),
         ({"recording": {"colluders": [7]}, "secure_aggregation": {}}, "recording.colluders"),
