@@ -166,19 +166,19 @@ def test_a_file_of_ones_own_may_name_code(run: Path, call: Call) -> None:
 
 
 def test_workers_and_readers_are_told_of_trust_and_do_not_assume_it(run: Path) -> None:
-    from fedsim.audit.audit import _attack_worker, _optimum_worker
+    from fedsim.audit.attack_runner import _attack_worker, _optimum_worker
 
     naming(run, "model")
     spec = make_tiny_config(attack=[{"name": "label-counts"}])
-    for reads in (_attack_worker(run, spec, run, False, "", run), _optimum_worker(run, spec, run, False)):
+    audit = Audit(folder=OpenRun(run), spec=spec, experiment=Experiment(spec), base_folder=run)
+    assert audit.trust is False
+    for reads in (_attack_worker(audit.opener, run), _optimum_worker(audit.opener)):
         with pytest.raises(TrustError), reads:
             pass
     with pytest.raises(TrustError):
         open_audit(run, spec)
     with pytest.raises(TrustError):
         read_audit(OpenRun(run), [])
-    audit = Audit(folder=OpenRun(run), spec=spec, experiment=Experiment(spec), base_folder=run)
-    assert audit.trust is False
 
 
 # Links and pipes.

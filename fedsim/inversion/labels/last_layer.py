@@ -170,10 +170,9 @@ def _find_parameter_used_twice(model: nn.Module, name: str, inputs: Tensor) -> s
     The gradient of a random sum of outputs is compared with that of the layer alone.
     """
     layer = model.get_submodule(name)
-    names = [key for key, _ in model.named_parameters() if key.rpartition(".")[0] == name]
-    if not names:  # the layer is frozen, and its weights are buffers
+    parameters = _copy_parameters(model, name)
+    if not parameters:  # of a layer that clients do not train, nothing is read
         return None
-    parameters = {key: model.get_parameter(key).detach().clone().requires_grad_() for key in names}
     features: list[Tensor] = []
     hook = layer.register_forward_pre_hook(lambda _, arguments: features.append(arguments[0].detach()))
     try:
@@ -192,14 +191,23 @@ def _find_parameter_used_twice(model: nn.Module, name: str, inputs: Tensor) -> s
 
 def _term_moves_layer(model: nn.Module, layer: str, inputs: Tensor) -> bool:
     """Tell whether the loss term that comes with the outputs depends on the parameters of a layer."""
-    names = [name for name, _ in model.named_parameters() if name.rpartition(".")[0] == layer]
-    parameters = {name: model.get_parameter(name).detach().clone().requires_grad_() for name in names}
+    parameters = _copy_parameters(model, layer)
     with torch.enable_grad():
         term = loss_term_of(functional_call(model, parameters, (inputs,)))
-        if term is None or not term.requires_grad:
+        if term is None or not term.requires_grad or not parameters:
             return False
         gradients = torch.autograd.grad(term.sum(), list(parameters.values()), allow_unused=True)
     return any(gradient is not None and bool(gradient.any()) for gradient in gradients)
+
+
+def _copy_parameters(model: nn.Module, layer: str) -> dict[str, Tensor]:
+    """Return copies of the parameters of a layer, also of those that it shares with another one."""
+    every = model.named_parameters(remove_duplicate=False)
+    return {
+        name: parameter.detach().clone().requires_grad_()
+        for name, parameter in every
+        if name.rpartition(".")[0] == layer
+    }
 
 
 def last_bias_name(model: nn.Module, inputs: Tensor) -> str:
