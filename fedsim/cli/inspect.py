@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedsim.base.errors import FedsimError, TranscriptError, one_line
+from fedsim.cli.inspect_adversary import describe_adversary
 from fedsim.cli.inspect_answers import show_answers
 from fedsim.cli.inspect_trees import show_trees
 from fedsim.cli.options import Key, RunPath, console, finish, number_of, use_key
@@ -77,7 +78,13 @@ def inspect(
         failures.append(str(error))
     if table is not None:
         console.print(table)
-    console.print(_summary_table(transcript, totals))
+    summary = _summary_table(transcript, totals)
+    try:
+        for row in describe_adversary(folder):
+            summary.add_row(*row)
+    except FedsimError as error:
+        failures.append(str(error))
+    console.print(summary)
     show_trees(transcript)
     for remark, count in totals.remarks.most_common():
         console.print(f"odd: {remark} ({number_of(count, 'update')})", soft_wrap=True, markup=False)

@@ -21,6 +21,7 @@ from fedsim.recording.adversary_role import AdversaryRole
 from fedsim.recording.message_format import MessageFormat
 from fedsim.report.page import write_report
 from fedsim.sweeps.rows import sweep_rows
+from tests.support.commands import call_fedsim
 from tests.support.experiments import make_attack_file, make_tiny_config, run_serial
 
 TINY = {"partition": {"samples_per_client": 4}, "training": {"batch_size": 4}, "model": {"hidden": [64]}}
@@ -69,6 +70,13 @@ def test_colluders_help_an_attack_on_the_last_client(run: OpenRun) -> None:
     assert "the server with clients 0, 1, 2" in page
     assert "without what these clients themselves added to them" in page
     assert "and with colluding clients without what these added" in page
+
+
+def test_inspect_says_who_attacks_and_whose_parts_are_kept(run: OpenRun, capfd: pytest.CaptureFixture[str]) -> None:
+    assert attack(run, "label-counts", who=["server", 0]) == []
+    shown = call_fedsim("inspect", run.path, capfd=capfd).stdout
+    assert "the server with client 0" in shown
+    assert "0, 1, 2, of which the run keeps what they added to sums" in shown
 
 
 def test_attacks_on_single_clients_are_made_where_one_is_left(run: OpenRun) -> None:
