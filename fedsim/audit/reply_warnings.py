@@ -43,7 +43,18 @@ def warn_of_replies(updates: Sequence[Update]) -> None:
             len(updates),
         )
     for update in updates:
-        if update.payload.kind != "weights" or not _has_equal_shapes(update):
+        if update.payload.kind != "weights":
+            if _looks_like_weights(update):
+                log.warning(
+                    "round %d, client %d: its reply is read as a %s, and looks like the weights that it was sent; if "
+                    'clients send w_T, say replies = "weights" in [app]',
+                    update.round,
+                    update.client,
+                    update.payload.kind,
+                )
+                return
+            continue
+        if not _has_equal_shapes(update):
             continue
         # A delta read as weights is small, and differs from the broadcast by about the broadcast.
         broadcast_norm, reply_norm = _l2_norm(update.before), _l2_norm(update.after)
@@ -127,6 +138,21 @@ def _equal(first: State, second: State) -> bool:
     if first.keys() != second.keys():
         return False
     return all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+
+
+def _looks_like_weights(update: Update) -> bool:
+    """Return whether what is read as a delta or a gradient is nearly w_t, which no move is."""
+    moves = update.payload.values(update.payload.kind, update.before)
+    product, square, broadcast_square = 0.0, 0.0, 0.0
+    for name, tensor in moves.items():
+        if name in update.before and update.before[name].shape == tensor.shape and tensor.is_floating_point():
+            move, sent = tensor.double(), update.before[name].double()
+            product += float((move * sent).sum())
+            square += float(move.square().sum())
+            broadcast_square += float(sent.square().sum())
+    if not square or not broadcast_square:
+        return False
+    return product > 0.9 * math.sqrt(square * broadcast_square) and 0.25 < square / broadcast_square < 4
 
 
 def _has_equal_shapes(update: Update) -> bool:

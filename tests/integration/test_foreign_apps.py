@@ -180,6 +180,13 @@ def test_replies_that_are_deltas(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     assert 'it looks like a delta or a gradient, which [app] replies = "delta" or "gradient" says' in caplog.text
 
 
+def test_weights_that_are_read_as_deltas(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    before, after, _ = trained(built("mlp"))
+    record(tmp_path / "run", before, after)
+    attacked(tmp_path / "run", {"replies": "delta"})
+    assert "its reply is read as a delta, and looks like the weights that it was sent" in caplog.text
+
+
 def test_replies_that_are_gradients(tmp_path: Path) -> None:
     before, after, inputs = trained(built("mlp"), steps=1)
     record(tmp_path / "run", before, {name: -20 * t for name, t in delta(before, after).items()})
