@@ -40,6 +40,18 @@ if not TYPE_CHECKING:
     )
 
 
+def is_stated(name: str, value: object) -> bool:
+    """Return whether `value` of a key of [adversary.knowledge] is another than where the key is left out.
+
+    A number is never the same as `true`, which 1 equals in Python.
+
+    >>> is_stated("local_epochs", 1), is_stated("local_epochs", True)
+    (True, False)
+    """
+    default = KnowledgeTable.model_fields[name].default
+    return type(value) is not type(default) or value != default
+
+
 class AdversaryTable(Table):
     """[adversary]: the victims, the time of attacks, and the adversary's knowledge."""
 

@@ -10,7 +10,7 @@ from typing import Any
 from fedsim.audit.audit import Audit
 from fedsim.audit.plan import ADAPTIVE
 from fedsim.base.errors import FedsimError
-from fedsim.federation.config import AttackFile
+from fedsim.federation.adversary_tables import is_stated
 from fedsim.interfaces.attack import Attack
 from fedsim.plugins import registry
 from fedsim.report.finding_views import FindingView
@@ -18,8 +18,6 @@ from fedsim.report.finding_views import FindingView
 _Rounds = tuple[int, ...]
 _Scope = tuple[_Rounds, tuple[int, ...], int]
 """Rounds, victims (none for all that are recorded), and the number of random starts on each."""
-_DEFAULT_KNOWLEDGE = AttackFile().adversary.knowledge.model_dump()
-"""What is granted where a file does not say otherwise."""
 
 
 @dataclass(kw_only=True)
@@ -62,7 +60,7 @@ class _FileDraft:
         adversary: dict[str, Any] = {"victims": list(victims) or "all", "rounds": list(rounds), "repeats": repeats}
         knowledge = {}
         for name, value in sorted(self.knowledge.items()):
-            if has_experiment or value != _DEFAULT_KNOWLEDGE.get(name):
+            if has_experiment or is_stated(name, value):
                 knowledge[name] = value
         tables = {
             "adversary": adversary | {"knowledge": knowledge},

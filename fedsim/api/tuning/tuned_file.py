@@ -10,13 +10,17 @@ import tomli_w
 
 from fedsim.api.tuning.trials import SettingTrial, TunedAttack
 from fedsim.base.files import write_text
+from fedsim.federation.adversary_tables import is_stated
 from fedsim.federation.config import Config
 from fedsim.interfaces.metric import describe_metric
 
 
 def write_tuned_file(path: Path, config: Config, attacks: Sequence[TunedAttack]) -> None:
     """Write the attack file: the experiment's adversary, and the attacks with their trials in comments."""
-    adversary = config.adversary.model_dump(mode="json", exclude_defaults=True)
+    adversary = config.adversary.model_dump(mode="json", exclude_defaults=True, exclude={"knowledge"})
+    knowledge = config.adversary.knowledge.model_dump(mode="json")
+    if knowledge := {name: value for name, value in knowledge.items() if is_stated(name, value)}:
+        adversary["knowledge"] = knowledge
     parts = ["# Written by `fedsim tune`. No data of the victims were used: `tuned` says what was.\n"]
     if adversary:
         parts.append(tomli_w.dumps({"adversary": adversary}))

@@ -15,7 +15,7 @@ from fedsim.audit.evaluation.case import Case, UnknownTruthError
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.errors import ConfigError, DataError, join_first
 from fedsim.data import Examples
-from fedsim.federation.adversary_tables import AdversaryTable
+from fedsim.federation.adversary_tables import AdversaryTable, is_stated
 from fedsim.federation.candidates import CandidateRecords, draw_foreign_candidates
 from fedsim.federation.config import PUBLIC_KEY, AttackFile
 from fedsim.federation.overlap import hash_records
@@ -120,8 +120,7 @@ class ForeignRecording(Case):
             return spec.app, adversary
         table_class = type(adversary.knowledge)
         values = adversary.knowledge.model_dump(exclude_unset=True) | about["knowledge"]
-        fields = table_class.model_fields
-        values = {name: value for name, value in values.items() if value != fields[name].default}
+        values = {name: value for name, value in values.items() if is_stated(name, value)}
         app = validate_tables(MessageFormat, about["app"] or {}, "app")
         knowledge = validate_tables(table_class, values, "adversary.knowledge")
         return app, adversary.model_copy(update={"knowledge": knowledge})
