@@ -25,6 +25,8 @@ MAX_CLIENTS = 16
 """Most clients whose first updates are compared with the model and with each other."""
 _MAX_RANKS = 4
 """Most updates whose rank is computed."""
+_LEAST_RESEMBLANCE = 0.5
+"""Cosine of the matrices that a client was sent and that it returned, below which they may be of two models."""
 
 
 def warn_of_replies(updates: Sequence[Update]) -> None:
@@ -70,6 +72,34 @@ def warn_of_replies(updates: Sequence[Update]) -> None:
                 distance,
             )
             return
+    _warn_of_other_models(updates)
+
+
+def _warn_of_other_models(updates: Sequence[Update]) -> None:
+    """Warn where replies have nothing of what they are compared with, as those of one of several models.
+
+    Scales and statistics of norm layers are alike in all models, so that matrices alone are compared.
+    """
+    strangers = []
+    for update in updates:
+        if update.payload.kind != "weights" or not _has_equal_shapes(update):
+            continue
+        names = [name for name, tensor in update.before.items() if tensor.ndim > 1]
+        sent = {name: update.before[name].double() for name in names}
+        returned = {name: update.after[name].double() for name in names}
+        product = sum(float((sent[name] * returned[name]).sum()) for name in names)
+        norms = _l2_norm(sent) * _l2_norm(returned)
+        if norms > 0 and product < _LEAST_RESEMBLANCE * norms:
+            strangers.append((update, product / norms))
+    if not strangers:
+        return
+    update, cosine = strangers[0]
+    log.warning(
+        "round %d, client %d: its reply is hardly like what it was sent (cosine %.2g), and so in %d of %d replies; is "
+        "it of another model, as where the server sends several, which [app] message or names tells, or does it train "
+        "until nothing is left of what it was sent?",
+        *(update.round, update.client, cosine, len(strangers), len(updates)),
+    )
 
 
 def warn_of_update_ranks(network: nn.Module, knowledge: Knowledge, updates: Sequence[Update]) -> None:

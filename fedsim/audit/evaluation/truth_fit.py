@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -37,6 +37,9 @@ log = logging.getLogger(__name__)
 
 _UNRELATED, _RELATED = 0.95, 0.5
 """One minus the cosine from which on examples do not explain an update, and up to which they do."""
+_HARDLY, _AS_WELL = 0.8, 0.5
+"""One minus the cosine from which on examples explain an update hardly, and the share of this cosine from which on
+others explain it about as well."""
 _OPPOSITE = 1.5
 """One minus the cosine from which on two messages point in opposite directions."""
 _RETRAINED, _CONTRADICTION = 0.02, 0.2
@@ -138,6 +141,11 @@ def find_complaint(finding: Finding, about: FindingMetadata, context: Evaluation
         f"(1 - cosine {retraining.distance:.3f}, with its batches in other orders {retraining.spread:.3f})"
         f"{_describe_sign(retraining.distance)}"
     )
+    if number := _find_explained_round(message, truth, about, context):
+        sentence += (
+            f", but not in round {number}, so that clients add a term that follows from earlier rounds, as FedDyn's, "
+            f"and attacks read wrong gradients here; attack round {number}"
+        )
     remedy = (
         "mend [truth], or what [app] and [adversary.knowledge] say of the model, the loss, local training and the "
         "order of arrays; if clients add noise, compress or augment their data, say defended = true in [app]"
@@ -173,6 +181,7 @@ def _describe_unrelated(
         )
     # Many local steps turn an update away from any gradient, and noise may leave nothing of it.
     if distance < _UNRELATED or context.knowledge.defenses_in(first_round(about)):
+        _warn_of_others(victim, distances, about, context)
         return ""
     complaint = f"{complaint}, nor does anybody else's{_describe_sign(distance)}"
     if context.case.is_defended:
@@ -183,6 +192,23 @@ def _describe_unrelated(
         f"{complaint}; mend [truth], or what [app] and [adversary.knowledge] say of the model, the loss and the "
         "messages; if the app's own defense hides the data, say defended = true in [app]"
     )
+
+
+def _warn_of_others(
+    victim: str, distances: dict[str, float], about: FindingMetadata, context: EvaluationContext
+) -> None:
+    """Warn where a victim's data explain its message hardly, and about as well as those of another client."""
+    others = {client: distance for client, distance in distances.items() if distance >= 0 and client != victim}
+    if not others or distances[victim] < _HARDLY or context.case.is_defended:
+        return
+    nearest = min(others, key=lambda client: others[client])
+    if 1 - others[nearest] >= _AS_WELL * (1 - distances[victim]):
+        log.warning(
+            "%s, client %s: what truth.%s says that it held explains its message hardly (1 - cosine %.3f), and hardly "
+            "better than what client %s held (%.3f); see that [app] reads the messages rightly, as where clients "
+            "train one of several models, or else it is long training that hides the data",
+            *(about["attack"], victim, victim, distances[victim], nearest, others[nearest]),
+        )
 
 
 def _describe_sign(distance: float) -> str:
@@ -234,6 +260,19 @@ def _retrain(
         if retraining.fits:
             break
     return min(found, key=lambda one: one.distance - _SPREADS * one.spread) if found else None
+
+
+def _find_explained_round(
+    message: AttackedUpdate, truth: Truth, about: FindingMetadata, context: EvaluationContext
+) -> int:
+    """Return the first round of the victim, if training gives its message there and the round is earlier; else 0."""
+    transcript, update = context.transcript, message.update
+    for number in transcript.rounds:
+        if number < update.round and transcript.header(number).find_reply(update.client):
+            first = replace(message, update=transcript.update(number, update.client))
+            retraining = _retrain(first, truth, {**about, "first_round": number}, context)
+            return number if retraining is not None and retraining.fits else 0
+    return 0
 
 
 def _keeps_digits(message: AttackedUpdate, about: FindingMetadata, context: EvaluationContext) -> bool:
