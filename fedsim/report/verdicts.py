@@ -28,6 +28,7 @@ MIN_VICTIMS = 5
 """Fewest victims from which a sign test concludes: by chance, four are all beyond the floor in 1 of 16 cases."""
 _STAKES = (0.25, 0.5, 0.75, 1.0)
 """Shares of what is left that are put on each victim; a small one loses little where few victims leak."""
+_TURNED_ROUND = "so far below chance that the scores seem turned round: a higher one has to mean likelier"
 _ROUNDING = 1e-9
 """Mean gains up to this are none: a guess that is right as often as its floor is no better than that."""
 
@@ -195,7 +196,11 @@ def _judge_candidates(item: Summary) -> tuple[str, str]:
         gain = item.gain * item.count / total
         deviation = math.sqrt(float(np.square(deviations).mean()) * (1 + 1 / total) / 2)
     # Half a step makes the normal distribution fit one of few values.
-    p_value = float(ndtr(-(gain - float(steps.min()) / total / 2) / deviation))
+    half_step = float(steps.min()) / total / 2
+    p_value = float(ndtr(-(gain - half_step) / deviation))
+    # Scores that are lower for members say as much of them, to whoever turns them round.
+    if gain < 0 and float(ndtr((gain + half_step) / deviation)) <= statistics.SIGNIFICANCE:
+        return UNDECIDED, f"{remark}, {_TURNED_ROUND}"
     return _conclude(p_value, item), remark
 
 

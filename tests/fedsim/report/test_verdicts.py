@@ -77,7 +77,16 @@ def test_one_victim_with_many_candidates_leaks() -> None:
     assert judge("membership_auc", (0.6, 0.5, 2000)) == (LEAKS, "2000 candidates of 1 victim")
     assert judge("membership_auc", (0.6, 0.5, 20))[0] == UNDECIDED
     assert judge("membership_auc", *[(0.6, 0.5, 200)] * 20)[0] == LEAKS
-    assert judge("membership_accuracy", (0.45, 0.5, 2000))[0] == GUESSING
+    assert judge("membership_accuracy", (0.49, 0.5, 2000))[0] == GUESSING
+
+
+def test_scores_that_are_lower_for_members_are_not_taken_for_guesses() -> None:
+    """An attack that hands in losses says nearly all, the wrong way round."""
+    for metric, victims in (("membership_auc", [(0.18, 0.5, 16)] * 4), ("membership_accuracy", [(0.45, 0.5, 2000)])):
+        verdict, remark = judge(metric, *victims)
+        assert verdict == UNDECIDED
+        assert "the scores seem turned round: a higher one has to mean likelier" in remark
+    assert judge("membership_auc", *[(0.45, 0.5, 16)] * 4)[0] == GUESSING
 
 
 @pytest.mark.parametrize(("victims", "members"), [(20, 50), (5, 50), (10, 100)])
