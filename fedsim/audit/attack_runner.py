@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsim.audit.evaluation.evaluator import check_claim
 from fedsim.audit.finding_metadata import make_finding_metadata, make_finding_spec
+from fedsim.audit.granted_copies import check_no_copies
 from fedsim.audit.isolation import Isolation, attempt_all
 from fedsim.audit.job_log import JobClock, JobLog, describe_failure, report_job_counts
 from fedsim.audit.plan import AttackJob, ReportJobProgress
@@ -198,7 +199,9 @@ class _AttackQueue:
             return outcome
         audit = self._audit
         try:
-            check_claim(outcome, make_finding_spec(audit, pending))
+            spec = make_finding_spec(audit, pending)
+            check_claim(outcome, spec)
+            check_no_copies(outcome, spec.knowledge, spec.where)
             path = audit.cache.finding_path(pending.job)
             audit.cache.save(outcome, path, make_finding_metadata(audit, pending, job_log))
         except FAILURES as error:

@@ -322,6 +322,7 @@ class Audit:
                 knowledge=full_knowledge(adversary, self.case, self.base_folder, app),
                 optimum=self.optimum,
                 weights=find_weights_folder(),
+                read_auxiliary=partial(self.case.auxiliary_examples, adversary),
             )
         return self._evaluation_contexts[key]
 

@@ -172,6 +172,11 @@ class Case(ABC):
     def check_grant(self, adversary: AdversaryTable, name: str) -> None:
         """Raise ConfigError where there is nothing to grant as the fact `name`."""
 
+    def auxiliary_examples(self, adversary: AdversaryTable) -> PublicExamples | None:
+        """Return the auxiliary records that `adversary` is granted, where they are others than the public examples."""
+        del adversary
+        return None
+
     @abstractmethod
     def public_records(self, adversary: AdversaryTable) -> dict[str, Any]:
         """Return the granted records that no client trains on, by the names of their facts."""

@@ -88,6 +88,8 @@ class EvaluationContext:
         knowledge: all that is known of the protocol.
         optimum: gives optimal local models of a run of our own.
         weights: folder with network weights for LPIPS.
+        read_auxiliary: returns the auxiliary records that attacks are granted, in the units of findings; None where
+            none are, or where they are public examples.
         cached_values: of evaluators, for the next finding; each uses keys of its own.
     """
 
@@ -96,12 +98,18 @@ class EvaluationContext:
     knowledge: Knowledge
     optimum: OptimumFunction
     weights: Path | None = None
+    read_auxiliary: Callable[[], PublicExamples | None] = lambda: None
     cached_values: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
     def public(self) -> PublicExamples | None:
         """Examples that no client holds, see `Case.public`."""
         return self.case.public()
+
+    @cached_property
+    def auxiliary(self) -> PublicExamples | None:
+        """Auxiliary records, see `read_auxiliary`."""
+        return self.read_auxiliary()
 
     def examples_of_others(self, clients: Collection[int]) -> PublicExamples | None:
         """Return examples that these clients do not hold; None where none are known.

@@ -98,6 +98,7 @@ def judge_examples(
         others=context.examples_of_others(group_members(about) or (int(about["victim"]),)),
         rng=context.guess_generator(int(about["victim"])),
         weights=context.weights,
+        auxiliary=context.auxiliary if "auxiliary" in about["granted"] else None,
         labels_granted="labels" in about["granted"],
         message=message,
         goal=goal,

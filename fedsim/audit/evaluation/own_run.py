@@ -19,7 +19,7 @@ from fedsim.base.randomness import derive_seed
 from fedsim.base.task import Task
 from fedsim.data import Column
 from fedsim.federation.adversary_tables import AdversaryTable
-from fedsim.federation.auxiliary import auxiliary_records
+from fedsim.federation.auxiliary import auxiliary_records, draw_auxiliary
 from fedsim.federation.build import Experiment
 from fedsim.federation.candidates import CandidateRecords, draw_candidates, draw_known_candidates
 from fedsim.federation.config import AttackFile
@@ -140,6 +140,15 @@ class OwnRun(Case):
         test = self.own_experiment.dataset.test
         data = self.own_experiment.dataset.to_unit_range(test.inputs(slice(0, GUESSED_EXAMPLES)))
         return PublicExamples(data=data, labels=test.labels[:GUESSED_EXAMPLES])
+
+    def auxiliary_examples(self, adversary: AdversaryTable) -> PublicExamples | None:
+        """Return the auxiliary records that `adversary` is granted."""
+        if not adversary.knowledge.auxiliary:
+            return None
+        data = self.own_experiment.data
+        examples, chosen = draw_auxiliary(data, adversary.auxiliary, "auxiliary")
+        unit_data = data.dataset.to_unit_range(examples.inputs(chosen))
+        return PublicExamples(data=unit_data, labels=examples.labels[chosen])
 
     def check_kind(self, title: str, attack: Attack) -> None:
         """Raise KnowledgeError where an attack is for another kind of data."""

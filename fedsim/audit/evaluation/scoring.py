@@ -90,6 +90,7 @@ def score_examples(
     rng: torch.Generator,
     others: PublicExamples | None = None,
     weights: Path | None = None,
+    auxiliary: PublicExamples | None = None,
     labels_granted: bool = False,
     message: AttackedUpdate | None = None,
     goal: Goal = "classes",
@@ -106,13 +107,15 @@ def score_examples(
     found whole.
 
     There are as many guesses as examples, or as claims where these are more: those that the data's
-    modality makes, see `Modality.guess_examples`. Labels are guessed as in `uniform_guess_accuracy`
+    modality makes, see `Modality.guess_examples`; and of more claims than examples, the auxiliary
+    records. Labels are guessed as in `uniform_guess_accuracy`
     and, where public data are known, as in `frequency_guess_accuracy`.
 
     Args:
         rng: draws the noise and the random public images.
         others: examples that the victim does not hold; `public` where they are left out.
         weights: folder with network weights for LPIPS.
+        auxiliary: records that the attack was granted, and may claim in place of what the message says.
         labels_granted: the labels were granted to the attack, so they are not scored.
         message: update that the finding was read from; None where it is not known, or where the
             finding was read from several updates.
@@ -133,7 +136,9 @@ def score_examples(
     further_scores: list[Score] = []
     cache = cache or MeasurementCache()
     # Compute the metrics of the claims, of each guess, and of the nearest public examples.
-    guesses = guess_examples(finding, truth, public, rng)
+    guesses = dict(guess_examples(finding, truth, public, rng))
+    if auxiliary is not None and len(data) > len(truth.data):
+        guesses["auxiliary records"] = _choose_records(auxiliary, finding.labels)
     if goal == "masks":  # each is another one, so that all examples count as of one class
         finding, truth, public, others = _leave_out_labels(finding, truth, public, others)
     values, guess_values = _measure_all(data, guesses, truth, weights, cache, device)
@@ -363,6 +368,20 @@ def guess_examples(
                 "data; mend its guess_examples"
             )
     return guesses
+
+
+def _choose_records(records: PublicExamples, labels: Tensor) -> Tensor:
+    """Choose a record for each claimed label, each of its class in turn; of a class without records, of all."""
+    chosen: list[int] = []
+    positions: dict[float, int] = {}
+    is_class = labels.ndim == records.labels.ndim == 1 and not labels.is_floating_point()
+    for label in labels.tolist() if is_class else [-1] * len(labels):
+        members = (records.labels == label).nonzero()[:, 0] if is_class else torch.arange(0)
+        members = members if len(members) else torch.arange(len(records.data))
+        position = positions.get(label, 0)
+        chosen.append(int(members[position % len(members)]))
+        positions[label] = position + 1
+    return records.data[torch.tensor(chosen)]
 
 
 def _are_counted(claimed: Tensor, labels: Tensor) -> bool:

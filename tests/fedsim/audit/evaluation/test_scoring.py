@@ -46,6 +46,20 @@ def judge(finding: Reconstruction, public: PublicExamples | None = PUBLIC, **opt
     return {item.metric: item for item in scores}
 
 
+def test_claiming_all_auxiliary_records_is_a_guess() -> None:
+    """Some of many are near the truth, whatever a message says."""
+    alike = 0.8 * TRUTH.data + 0.2 * images(4, seed=3)
+    records = PublicExamples(data=torch.cat([alike, images(46, seed=4)]), labels=torch.arange(50) % 10)
+    finding = Reconstruction(data=records.data, labels=records.labels)
+    for metric in ("psnr", "mse"):
+        assert judge(finding)[metric].value != pytest.approx(judge(finding)[metric].floor)
+        score = judge(finding, auxiliary=records)[metric]
+        assert score.value == pytest.approx(score.floor)
+        assert score.floor_guess == "auxiliary records"
+    few = Reconstruction(data=records.data[:4], labels=LABELS)
+    assert judge(few, auxiliary=records)["psnr"] == judge(few)["psnr"]
+
+
 def test_the_truth_itself_in_another_order_reaches_every_ceiling() -> None:
     order = torch.tensor([2, 0, 3, 1])
     scores = judge(Reconstruction(data=TRUTH.data[order], labels=LABELS[order]))
