@@ -25,7 +25,7 @@ from fedsim.base.workers import run_in_processes
 from fedsim.data.cache import cache_folder
 from fedsim.federation.data_folder import find_data_folder
 from fedsim.federation.failed_attacks import FailedAttack
-from fedsim.interfaces.attack import FAILURES, OPTIMAL, Outcome, Progress, VictimTask
+from fedsim.interfaces.attack import FAILURES, OPTIMAL, Attack, Outcome, Progress, VictimTask
 from fedsim.plugins.code_hashes import hash_plugin_code
 from fedsim.plugins.inline import is_object
 
@@ -33,6 +33,14 @@ if TYPE_CHECKING:
     from fedsim.audit.audit import Audit
 
 log = logging.getLogger(__name__)
+
+
+def explain_missing_isolation(attack: Attack) -> str:
+    """Return the sentence about an attack whose class no other process can import."""
+    return (
+        f"its class '{type(attack).__name__}' is in the program itself, so that it works beside the data and remembers "
+        "other victims; put it into a module file, and it works in a process that has neither"
+    )
 
 
 def run_stage(audit: Audit, jobs: Sequence[AttackJob], progress: ReportJobProgress | None) -> list[FailedAttack]:
@@ -181,6 +189,9 @@ class _AttackQueue:
                 self._ready.append((job, None))
                 continue
             job_log = JobLog(self._clock)
+            if is_object(job.plugin):  # the report, too, says under which conditions it was found
+                where = f"round {job.round}, client {job.victim}"
+                job_log.warnings.append(f"{where}: {explain_missing_isolation(self._attack)}")
             task = VictimTask(
                 target=pending.target,
                 progress=partial(self._progress, job),

@@ -17,7 +17,7 @@ from typing import Any
 
 from fedsim.audit import scores
 from fedsim.audit.attack_cost import warn_of_cost
-from fedsim.audit.attack_runner import run_stage
+from fedsim.audit.attack_runner import explain_missing_isolation, run_stage
 from fedsim.audit.cache import FindingCache
 from fedsim.audit.evaluation.case import Case
 from fedsim.audit.evaluation.evaluator import EvaluationContext
@@ -240,12 +240,7 @@ class Audit:
         """Warn of attacks whose class no other process can import, so that the truth is within their reach."""
         for table, attack in self._possible_attacks:
             if is_object(table.name):
-                log.warning(
-                    "%s: its class '%s' is in the program itself, so that it works beside the data and remembers other "
-                    "victims; put it into a module file, and it works in a process that has neither",
-                    table.title,
-                    type(attack).__name__,
-                )
+                log.warning("%s: %s", table.title, explain_missing_isolation(attack))
 
     def run(
         self,

@@ -83,10 +83,12 @@ def has_an_effect(subject: CheckedPlugin) -> None:
     defense = _build_defense(subject)
     if defense.sampling(_EXAMPLES, _BATCH_SIZE) is not None:
         return
-    for hook_case in _overridden_hooks(defense):
-        result = hook_case.apply(_random_state(), generator(1))
-        if not common.are_equal(result, hook_case.apply_nothing(_random_state())):
-            return
+    memory: dict[str, Tensor] = {}
+    for number in range(_ROUNDS):  # the first message of one with momentum may be as it was
+        for hook_case in _overridden_hooks(defense, number, memory):
+            result = hook_case.apply(_random_state(), generator(1))
+            if not common.are_equal(result, hook_case.apply_nothing(_random_state())):
+                return
     raise ContractViolation(
         "with these settings it changes nothing; choose defaults that defend, or refuse such settings"
     )
@@ -187,7 +189,59 @@ def guarantee_is_valid(subject: CheckedPlugin) -> None:
     if of_few_rounds and of_many_rounds:
         fewer, more = of_few_rounds.epsilon, of_many_rounds.epsilon
         expect(fewer <= more, f"epsilon falls from {fewer} to {more} with more rounds")
+        expect(
+            fewer < more or math.isinf(fewer) or not _draws_anew(defense),
+            f"it states epsilon = {fewer:.4g} for 10 rounds as for 20, and draws anew in each, of which each reveals "
+            "something; compose it over participation.rounds",
+        )
     expect(defense.promise != NO_GUARANTEE, "it has a guarantee, but says of itself that it has none; set 'promise'")
+
+
+def _draws_anew(defense: Defense) -> bool:
+    """Tell whether what `on_update` sends depends on its draws in each round, with what it remembers."""
+    if not overrides(defense, "on_update"):
+        return False
+    for number in range(_ROUNDS):
+        sent = []
+        for seed in (1, 2):
+            memory: dict[str, Tensor] = {}
+            for earlier in range(number):
+                _send(defense, generator(earlier), earlier, memory)
+            sent.append(_send(defense, generator("draws", seed), number, memory))
+        if common.are_equal(*sent):
+            return False
+    return True
+
+
+def _send(defense: Defense, rng: torch.Generator, number: int, memory: Memory) -> State:
+    """Return what `on_update` makes of the random state after `number` rounds."""
+    sent = apply_on_update(defense, _random_state(), _make_context(rng, defense, number, memory))
+    return _dense_update(sent, _random_state())
+
+
+def mixing_is_declared(subject: CheckedPlugin) -> None:
+    """It says that it mixes where its `on_batch` makes one example of several records."""
+    defense = _build_defense(subject)
+    if not overrides(defense, "on_batch"):
+        raise DoesNotApply("it does not act on batches")
+    inputs, labels = _make_batch(_EXAMPLES)
+
+    def make_batch(batch: Tensor) -> Tensor:
+        return apply_on_batch(defense, batch, labels, _make_context(generator(1), defense))[0]
+
+    outputs = make_batch(inputs)
+    sources = torch.zeros(len(outputs), dtype=torch.int64)
+    for record in range(_EXAMPLES):
+        changed_inputs = inputs.clone()
+        changed_inputs[record] = 1 - inputs[record]
+        changed_outputs = make_batch(changed_inputs)
+        if len(changed_outputs) != len(outputs):
+            raise DoesNotApply("how many examples on_batch makes depends on their values")
+        sources += (changed_outputs != outputs).flatten(1).any(1)
+    expect(
+        defense.mixes or not (sources > 1).any(),
+        f"on_batch makes an example of {sources.max()} records; set mixes = True, so that nobody takes it for a record",
+    )
 
 
 def client_can_train(subject: CheckedPlugin) -> None:
@@ -314,6 +368,7 @@ CHECKS = (
     adversary_view_is_valid,
     message_noise_is_valid,
     adversary_batch_is_valid,
+    mixing_is_declared,
     client_can_train,
 )
 
@@ -334,37 +389,38 @@ class _HookCase:
     apply_nothing: Callable[[State], State]
 
 
-def _overridden_hooks(defense: Defense, number: int = 0) -> list[_HookCase]:
-    """Return a test case for each hook that `defense` overrides, after `number` rounds."""
+def _overridden_hooks(defense: Defense, number: int = 0, memory: Memory | None = None) -> list[_HookCase]:
+    """Return a test case for each hook that `defense` overrides, after `number` rounds, with what it remembers."""
+
+    def make_context(rng: torch.Generator) -> LocalContext:
+        return _make_context(rng, defense, number, memory)
 
     def call_on_data(state: State, rng: torch.Generator) -> State:
-        indices = apply_on_data(defense, _make_local_round(), _make_context(rng, defense, number))
+        indices = apply_on_data(defense, _make_local_round(), make_context(rng))
         return {"places": indices.float()}
 
     def call_on_batch(state: State, rng: torch.Generator) -> State:
-        inputs, labels = apply_on_batch(defense, *_make_batch(_BATCH_SIZE), _make_context(rng, defense, number))
+        inputs, labels = apply_on_batch(defense, *_make_batch(_BATCH_SIZE), make_context(rng))
         return {"inputs": inputs, "labels": labels.float()}
 
     def call_on_examples(state: State, rng: torch.Generator) -> State:
         parameters = _random_state()
         # Poisson sampling may draw an empty batch.
         no_gradients = {name: tensor.new_zeros(0, *tensor.shape) for name, tensor in state.items()}
-        result = apply_on_examples(defense, no_gradients, 3.0, parameters, _make_context(rng, defense, number))
+        result = apply_on_examples(defense, no_gradients, 3.0, parameters, make_context(rng))
         expect(not non_finite_names(result), "on_examples makes NaN or infinite values of an empty batch")
-        return apply_on_examples(
-            defense, _example_gradients(state), 3.0, parameters, _make_context(rng, defense, number)
-        )
+        return apply_on_examples(defense, _example_gradients(state), 3.0, parameters, make_context(rng))
 
     def call_on_gradient(state: State, rng: torch.Generator) -> State:
-        return apply_on_gradient(defense, state, _make_context(rng, defense, number))
+        return apply_on_gradient(defense, state, make_context(rng))
 
     def call_on_update(state: State, rng: torch.Generator) -> State:
-        sent = apply_on_update(defense, state, _make_context(rng, defense, number))
+        sent = apply_on_update(defense, state, make_context(rng))
         return _dense_update(sent, state)
 
     def call_on_features(state: State, rng: torch.Generator) -> State:
         features, inputs = _make_features(state)
-        return {"features": apply_on_features(defense, features, inputs, _make_context(rng, defense, number)).detach()}
+        return {"features": apply_on_features(defense, features, inputs, make_context(rng)).detach()}
 
     def all_indices(state: State) -> State:
         return {"places": torch.arange(_EXAMPLES).float()}

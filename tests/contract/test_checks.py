@@ -27,7 +27,7 @@ from fedsim.base.errors import AttackError, ConfigError, PluginError, RunError
 from fedsim.contract import attacks, common, datasets, defenses, engines, measures, models, panels, partitions
 from fedsim.contract import findings as kinds
 from fedsim.contract import strategies as strategy_checks
-from fedsim.contract.checks import Check, CheckResult, run_checks
+from fedsim.contract.checks import Check, CheckedPlugin, CheckResult, run_check, run_checks
 from fedsim.contract.ranges import find_violations, keeps_to_its_ranges
 from fedsim.data import Dataset, Examples
 from fedsim.exposure.measure import Measure
@@ -434,6 +434,52 @@ class MixesDetached(Mixes):
 
     def adversary_batch(self, inputs: Any, labels: Any) -> Any:
         return inputs.detach(), labels
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixesInSilence(Halves):
+    """Make one example of each two neighbours, and say that examples stay records."""
+
+    def on_batch(self, inputs: Any, labels: Any, context: LocalContext) -> Any:
+        return inputs[: len(inputs) // 2 * 2].unflatten(0, (-1, 2)).mean(1), labels[: len(labels) // 2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remembers(Defense):
+    """Add what was sent before, from the second round on."""
+
+    paper: ClassVar[Paper] = PAPER
+
+    def on_update(self, update: Any, context: LocalContext) -> Any:
+        sent = {name: tensor + context.memory.get(name, 0) for name, tensor in update.items()}
+        context.memory.update(sent)
+        return sent
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProvesOneRound(Defense):
+    """Add noise in each round, and prove something of one of them."""
+
+    promise: ClassVar[str] = "an epsilon"
+
+    def on_update(self, update: Any, context: LocalContext) -> Any:
+        return {name: tensor + torch.randn(tensor.shape, generator=context.rng) for name, tensor in update.items()}
+
+    def guarantee(self, participation: Participation, delta: float) -> Guarantee:
+        return Guarantee(epsilon=0.97, delta=delta, neighbours="any", accountant="none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProvesItsSilence(Defense):
+    """Send nothing, round after round, which reveals no more in many rounds."""
+
+    promise: ClassVar[str] = "an epsilon"
+
+    def on_update(self, update: Any, context: LocalContext) -> Any:
+        return {name: tensor * 0 for name, tensor in update.items()}
+
+    def guarantee(self, participation: Participation, delta: float) -> Guarantee:
+        return Guarantee(epsilon=0.97, delta=delta, neighbours="any", accountant="none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -854,6 +900,8 @@ BROKEN: list[tuple[Check, registry.Group, type, dict[str, Any], str]] = [
         "make another gradient than on_examples",
     ),
     (defenses.guarantee_is_valid, "defenses", PromisesLess, {}, "epsilon falls"),
+    (defenses.guarantee_is_valid, "defenses", ProvesOneRound, {}, "epsilon = 0.97 for 10 rounds as for 20, and draws"),
+    (defenses.mixing_is_declared, "defenses", MixesInSilence, {}, "makes an example of 2 records; set mixes = True"),
     (defenses.adversary_batch_is_valid, "defenses", Mixes, {}, "expected the shapes that it was given"),
     (defenses.adversary_batch_is_valid, "defenses", MixesLabelsTwice, {}, "labels that are no probabilities"),
     (defenses.adversary_batch_is_valid, "defenses", MixesDetached, {}, "does not change with the records"),
@@ -949,6 +997,22 @@ def test_what_keeps_to_it_passes_all(check_class: Callable[..., CheckResult], gr
     checks = ({**asked, "models": models, "measures": measures, "panels": panels}[group]).CHECKS
     found = [check_class(check, group, cls) for check in checks if check is not common.is_documented]
     assert [outcome for outcome in found if not outcome.is_good] == []
+
+
+def test_a_defense_may_change_its_second_message_and_promise_what_it_does_not_draw(
+    check_class: Callable[..., CheckResult],
+) -> None:
+    assert check_class(defenses.has_an_effect, "defenses", Remembers).verdict == "passed"
+    assert check_class(defenses.guarantee_is_valid, "defenses", ProvesItsSilence).verdict == "passed"
+
+
+def test_one_cause_is_told_once(check_class: Callable[..., CheckResult], tmp_path: Path) -> None:
+    drawn = check_class(attacks.reads_what_it_declares, "attacks", DrawsGlobally)
+    assert (drawn.verdict, drawn.reason) == ("not checked", "it finds something else each time, whatever it knows")
+    subject = CheckedPlugin(group="attacks", name=f"{__name__}:TakesNothing", folder=tmp_path)
+    first, second = (run_check(check, subject) for check in (attacks.finishes_tiny_case, attacks.is_deterministic))
+    assert first.reason.count("this update is not for me") == 1
+    assert (second.verdict, second.reason) == ("not checked", "it works on no tiny case, as said above")
 
 
 def test_what_cannot_be_checked_never_passes(check_class: Callable[..., CheckResult]) -> None:

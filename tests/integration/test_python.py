@@ -36,6 +36,7 @@ from fedsim.api.in_memory import _infer_classes
 from fedsim.api.logs import listen
 from fedsim.api.runs import Report
 from fedsim.audit.audit import open_audit
+from fedsim.audit.finding_files import read_facts
 from fedsim.base import progress
 from fedsim.base.errors import (
     AttackCrash,
@@ -333,7 +334,10 @@ def test_an_attack_that_works_beside_the_data_is_named(tmp_path: Path, caplog: p
     class Local(Grey):
         """As a class of a notebook, which no other process can import."""
 
-    fedsim.run({**TABLES, "attack": [Local(), Grey()]}, tmp_path / "run")
+    run = fedsim.run({**TABLES, "attack": [Local(), Grey()]}, tmp_path / "run")
+    about = [read_facts(path) for path in (run.path / "findings").glob("*/*.safetensors")]
+    noted = {finding["attack"] for finding in about if any("beside the data" in text for text in finding["warnings"])}
+    assert noted == {"Local"}, "the report and the findings say it, too"
     told = [record.getMessage() for record in caplog.records if "works beside the data" in record.getMessage()]
     assert [text.partition(":")[0] for text in told] == ["Local"]
 
