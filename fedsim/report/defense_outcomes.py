@@ -23,7 +23,7 @@ from fedsim.report.adaptive import (
 )
 from fedsim.report.exposed_victims import explain_open_rounds, find_exposed_victim
 from fedsim.report.paired_differences import PairedDifference, subtract_control
-from fedsim.report.summary import number_of, summarise
+from fedsim.report.summary import difference_by_shared_candidates, number_of, summarise
 from fedsim.report.sweep_groups import MIN_SEEDS, Row, Unit, mean_by_victim_and_seed, score_interval
 from fedsim.report.verdicts import BEYOND, LEAKS, MIN_VICTIMS, ScoreReading, judge_summary
 
@@ -197,6 +197,12 @@ class _AttackWithAndWithout:
         """The form that gets most."""
         return max(self.sides, key=lambda side: side.reading.summary.gain)
 
+    def subtract_control(self, values: Mapping[Unit, float], control: AttackReading) -> PairedDifference | None:
+        """Subtract the control's scores from `values`; victims of a seed may share candidates in either."""
+        examples = [*control.reading.summary.examples.values(), *self.strongest.reading.summary.examples.values()]
+        shared_error = difference_by_shared_candidates(self.metric, examples)
+        return subtract_control(self.metric, values, control.values, shared_error)
+
     @property
     def leaks(self) -> bool:
         """Whether either form leaks."""
@@ -251,7 +257,7 @@ def _score_row(row: Row, metric: str, higher: bool) -> dict[str, str]:
 def _outcome(attack: str, comparison: _AttackWithAndWithout, no_control: str) -> DefenseOutcome:
     control, difference = comparison.control, None
     if control is not None:
-        difference = subtract_control(comparison.metric, comparison.strongest.values, control.values)
+        difference = comparison.subtract_control(comparison.strongest.values, control)
     word, reason = NOT_CONCLUDED, no_control
     if not no_control:
         word, reason = _judge(comparison, difference)
@@ -307,7 +313,7 @@ def _judge_difference(
         return WEAKENS, _why_it_does_not_hold(comparison)
     # Of victims whose message the attack could do nothing with, it gets no more than a guess.
     guesses = {unit: control.floors[unit] for unit in comparison.strongest.unscored if unit in control.floors}
-    lowest = subtract_control(comparison.metric, {**comparison.strongest.values, **guesses}, control.values)
+    lowest = comparison.subtract_control({**comparison.strongest.values, **guesses}, control)
     assert lowest is not None
     if comparison.leaks and lowest.is_more:
         return NOTHING, "more leaks than without it"

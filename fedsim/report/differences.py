@@ -18,6 +18,7 @@ from fedsim.report.summary import (
     Summary,
     are_independent,
     compares_victims,
+    difference_by_shared_candidates,
     difference_interval,
     interval_text,
     join_titles,
@@ -33,6 +34,7 @@ SEEN_MORE, SEEN_LESS, MIXED = "more, as far as seen", "less, as far as seen", "n
 FEWEST, ONE_SIDED_LEVEL = 6, 0.025
 """Fewest victims from which anything is concluded, for of five all differ in one direction by chance in 1 of 16 cases;
 and significance level of a test for each direction."""
+_NORMAL_QUANTILE = 1.96
 _PARTITION_SETTINGS = ("data.", "partition.", "federation.seed", "federation.clients")
 """Settings that determine who holds what."""
 Rows = Sequence[Mapping[str, Any]]
@@ -389,12 +391,29 @@ def _judge(base: Summary, result: _ScoreDifferences, why_not_paired: str) -> tup
     caveat = why_inconclusive(base.metric) if result.unit == "victim" else "too few to tell"
     if why_not_paired:
         reason = f"{counts}, not paired, since {why_not_paired}"
-        return (_judge_by_ranks(base, result), reason) if enough else ("", f"{reason}; {caveat}")
+        if not enough:
+            return "", f"{reason}; {caveat}"
+        return _allow_for_shared_candidates(base, result, _judge_by_ranks(base, result), reason)
     reason = f"more in {result.num_more}, less in {result.num_less} of {counts}"
     if not enough:
         seen = {(True, False): SEEN_MORE, (False, True): SEEN_LESS}
         return seen.get((result.num_more > 0, result.num_less > 0), MIXED), f"{reason}, {caveat}"
-    return _judge_by_signs(result), reason
+    return _allow_for_shared_candidates(base, result, _judge_by_signs(result), reason)
+
+
+def _allow_for_shared_candidates(
+    base: Summary, result: _ScoreDifferences, verdict: str, reason: str
+) -> tuple[str, str]:
+    """Return a verdict and its reason, where victims may share the candidates that are no members.
+
+    Those that score higher by chance in one of the runs then move all victims the same way, which tests over
+    victims take for so many voices. Half of the variance by chance is of them in each run.
+    """
+    shared_error = difference_by_shared_candidates(base.metric, base.examples.values())
+    reach = _NORMAL_QUANTILE * shared_error * math.sqrt(1 + 1 / result.count)
+    if not reach or verdict not in (MORE, LESS) or abs(result.mean) > reach:
+        return verdict, reason
+    return NOT_SHOWN, f"{reason}, who may share their candidates"
 
 
 def _judge_by_ranks(base: Summary, result: _ScoreDifferences) -> str:

@@ -6,13 +6,14 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
 from fedsim.audit.evaluation import statistics
 from fedsim.interfaces.metric import describe_metric
 from fedsim.report.differences import FEWEST, ONE_SIDED_LEVEL
-from fedsim.report.sweep_groups import Unit, paired_interval
+from fedsim.report.sweep_groups import MIN_SEEDS, Unit, paired_interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,7 @@ class PairedDifference:
         mean: of them, towards leakage, so that a negative one is less leakage; for accuracy as it is.
         low: where its 95 % interval begins; NaN where there is none.
         high: where it ends.
+        shared_error: standard error that all victims have in common, see `subtract_control`.
         count: how many pairs of victim and seed.
         num_victims: of how many victims.
         num_seeds: in how many seeds.
@@ -38,6 +40,7 @@ class PairedDifference:
     mean: float
     low: float
     high: float
+    shared_error: float
     count: int
     num_victims: int
     num_seeds: int
@@ -59,7 +62,8 @@ class PairedDifference:
         level = 1 - statistics.SIGNIFICANCE / count
         if not all(map(math.isfinite, self.differences.values())):
             return _compare_signs(self.differences, ONE_SIDED_LEVEL / count)[0]
-        return paired_interval(self.metric, self.differences, level)[1] < 0
+        ends = paired_interval(self.metric, self.differences, level)
+        return _widen(ends, self.mean, self.shared_error, level)[1] < 0
 
     @property
     def text(self) -> str:
@@ -68,9 +72,17 @@ class PairedDifference:
 
 
 def subtract_control(
-    metric: str, values: Mapping[Unit, float], control: Mapping[Unit, float]
+    metric: str, values: Mapping[Unit, float], control: Mapping[Unit, float], shared_error: float = 0.0
 ) -> PairedDifference | None:
-    """Subtract the scores without a defense, by victim and seed and towards leakage; None where nothing is paired."""
+    """Subtract the scores without a defense, by victim and seed and towards leakage; None where nothing is paired.
+
+    Args:
+        metric: name of the metric.
+        values: scores with the defense.
+        control: those without it.
+        shared_error: standard error of a seed that all its victims have in common, such as by candidates that they
+            share; from three seeds on, the seeds tell it themselves.
+    """
     sign = 1 if describe_metric(metric).higher_is_better else -1
     differences = {}
     for unit, value in values.items():
@@ -79,23 +91,37 @@ def subtract_control(
             differences[unit] = 0.0 if value == control[unit] else sign * (value - control[unit])
     if not differences:
         return None
-    low, high = paired_interval(metric, differences)
+    num_seeds = len({seed for _, seed in differences})
+    shared_error = shared_error / math.sqrt(num_seeds) if num_seeds < MIN_SEEDS and any(differences.values()) else 0.0
+    mean = float(np.mean(list(differences.values())))
+    low, high = _widen(paired_interval(metric, differences), mean, shared_error)
     is_less, is_more = high < 0, low > 0
     if not all(map(math.isfinite, differences.values())):
         is_less, is_more = _compare_signs(differences, ONE_SIDED_LEVEL)
     return PairedDifference(
         metric=metric,
         differences=differences,
-        mean=float(np.mean(list(differences.values()))),
+        mean=mean,
         low=low,
         high=high,
+        shared_error=shared_error,
         count=len(differences),
         num_victims=len({victim for victim, _ in differences}),
-        num_seeds=len({seed for _, seed in differences}),
+        num_seeds=num_seeds,
         is_less=is_less,
         is_more=is_more,
         is_equal=len(differences) >= FEWEST and not any(differences.values()),
     )
+
+
+def _widen(
+    ends: tuple[float, float], mean: float, error: float, level: float = statistics.CONFIDENCE
+) -> tuple[float, float]:
+    """Widen the interval of a mean by an error that all its values have in common."""
+    if not error:
+        return ends
+    reach = NormalDist().inv_cdf((1 + level) / 2) * error
+    return mean - math.hypot(mean - ends[0], reach), mean + math.hypot(ends[1] - mean, reach)
 
 
 def _compare_signs(differences: Mapping[Unit, float], chance: float) -> tuple[bool, bool]:

@@ -289,6 +289,23 @@ def are_independent(metric: str, unit: str = "victim") -> bool:
     return unit == "victim" and describe_metric(metric).evidence != "compared victims"
 
 
+def difference_by_shared_candidates(metric: str, counts: Iterable[float]) -> float:
+    """Return the standard error by which candidates that victims share move the difference of two means.
+
+    Half of the variance of a victim's score is of the candidates that are no members, in each of the two. It is
+    infinite for a rate at a threshold that they set, and 0 for metrics without candidates.
+
+    Args:
+        metric: name of the metric.
+        counts: numbers of candidates of each victim.
+    """
+    facts = describe_metric(metric)
+    if facts.evidence != "candidates":
+        return 0.0
+    count = round(min(counts))
+    return math.inf if facts.chance_tail(1.0, count) is not None else facts.chance_spread(count)[0]
+
+
 def compares_victims(metric: str, unit: str) -> bool:
     """Return whether scores by `metric` are of victims of one run that are compared with one another.
 

@@ -411,3 +411,22 @@ def test_a_mean_has_one_interval_on_the_whole_page() -> None:
     [group] = group_scores(rows, ("defense",), "psnr")
     assert scores is not None
     assert scores.reading.summary.interval_text == group.text
+
+
+@pytest.mark.parametrize("seeds", [1, pytest.param(2, marks=pytest.mark.thorough)])
+def test_candidates_that_victims_share_are_no_fall(seeds: int) -> None:
+    """A defense does nothing, and the same non-members score as they do by chance with it and without it."""
+    draw, runs, num_less = np.random.default_rng(0), 30, 0
+    for _ in range(runs):
+        aucs = np.empty((2, seeds, 8))
+        for place in np.ndindex(2, seeds):
+            scores, non_members = draw.normal(0.7, 1.0, (8, 100)), np.sort(draw.normal(size=100))
+            aucs[place] = np.searchsorted(non_members, scores).mean(1) / 100
+        columns: dict[str, Any] = {"metric": "membership_auc", "floor": 0.5, "examples": 200.0}
+        rows, controls = [], []
+        for seed in range(seeds):
+            controls += make_rows(list(aucs[0, seed]), seed=seed, **columns)
+            rows += make_both({knows: list(aucs[1, seed]) for knows in (False, True)}, "noise", seed=seed, **columns)
+        [found] = attack_outcomes(rows, controls, "")
+        num_less += found.word == WEAKENS
+    assert num_less <= 0.025 * runs + 2.5 * (0.025 * 0.975 * runs) ** 0.5

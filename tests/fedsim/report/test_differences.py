@@ -99,6 +99,16 @@ def test_signs_that_chance_gives_show_nothing() -> None:
     assert found.verdict == NOT_SHOWN  # 6 of 7 is 1 of 8 cases, in both directions together
 
 
+def test_victims_that_share_their_candidates_move_together() -> None:
+    """The same 50 non-members score higher in one run by chance, which lowers the AUC of all victims."""
+    base, rate = dict.fromkeys(range(8), 0.60), {"metric": "tpr_at_1_in_100", "examples": 200}
+    for change, verdict in ((-0.05, NOT_SHOWN), (0.05, NOT_SHOWN), (-0.2, LESS), (0.2, MORE)):
+        other = {victim: value + change for victim, value in base.items()}
+        found = one(rows(base, "membership_auc", examples=100), rows(other, "membership_auc", examples=100))
+        assert found.verdict == verdict
+        assert one(rows(base, **rate), rows(other, **rate)).verdict == NOT_SHOWN
+
+
 def test_equal_scores_are_equal_however_few() -> None:
     found = one(rows({0: 1.0, 1: 2.0}), rows({0: 1.0, 1: 2.0}))
     assert (found.is_equal, found.verdict, found.remark) == (True, EQUAL, "in 2 victims")
