@@ -53,6 +53,7 @@ from fedsim.interfaces.attack import (
     warn,
 )
 from fedsim.interfaces.findings import Finding
+from fedsim.plugins.allowed_code import ALLOWED_CODE_VARIABLE, ANY_CODE
 from fedsim.plugins.code_hashes import find_module_file, find_plugin_files, make_crash_error
 from fedsim.recording.transcript import Transcript
 
@@ -60,6 +61,8 @@ _HIDDEN_VARIABLES = frozenset({"FEDSIM_DATA", "FEDSIM_CACHE", "FEDSIM_KEY", "PWD
 """Environment variables that may lead to the run."""
 _FINDING = "finding"
 """Name of the file for the tensors of a finding."""
+_TENSORS = "tensors"
+"""Name of the file for the tensors that an attack is granted."""
 _SECONDS_TO_END = 10.0
 """Seconds to wait for a process that was killed."""
 _MODULES_WITH_TRUTH = (
@@ -231,9 +234,16 @@ class _PackageProcess:
         # The process makes the target again, from its copies of the rounds and from the seed.
         who = target.victim, target.members, target.rng.initial_seed()
         order, tensors = _pickle_without_tensors((attack, knowledge, *who))
-        save_file(tensors, self._folder / "tensors")
+        save_file(tensors, self._folder / _TENSORS)
         (self._folder / _FINDING).unlink(missing_ok=True)  # of another victim
         self._worker.submit(order)
+        try:
+            return self._await_answer(progress)
+        finally:  # or an attack of another package would find it beside its own folder
+            (self._folder / _TENSORS).unlink(missing_ok=True)
+
+    def _await_answer(self, progress: Progress) -> Finding | FedsimError:
+        """Pass on what the process says until it ends its attack; return how that ended."""
         while True:
             wait([self._worker.line], timeout=0.5)
             for message in self._worker.poll_messages():
@@ -359,7 +369,7 @@ class _Unpickler(pickle.Unpickler):
 
 def _restore_target(order: bytes) -> tuple[Attack, Target]:
     """Return the attack that an order names, and its target over the copied rounds."""
-    attack, knowledge, victim, members, seed = _Unpickler(order, load_file("tensors")).load()
+    attack, knowledge, victim, members, seed = _Unpickler(order, load_file(_TENSORS)).load()
     target = Target(
         transcript=Transcript(Path("transcript"), facts=False),
         victim=victim,
@@ -387,6 +397,8 @@ def _environment(hidden: Iterable[Path]) -> dict[str, str]:
     for name, value in os.environ.items():
         if name not in _HIDDEN_VARIABLES and not any(path in value for path in hidden_paths):
             environment[name] = value
+    # What else may be loaded names the code of data sets and models; an attack can import what it likes anyway.
+    environment[ALLOWED_CODE_VARIABLE] = ANY_CODE
     if sys.dont_write_bytecode:
         environment["PYTHONDONTWRITEBYTECODE"] = "1"
     return environment

@@ -6,6 +6,7 @@ Hyperparameters live in the experiment file; `--set a.b=value` overrides one. Ex
 
 from __future__ import annotations
 
+import errno
 import io
 import logging
 import os
@@ -50,6 +51,8 @@ cli = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__d
 _INTERRUPTED = "interrupted"
 _PIPE_CLOSED = 128 + signal.SIGPIPE
 """Exit code that a shell reports for a program that writes to a pipe which nobody reads any more."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Reasons of the system to write no more."""
 _HOW_TO_RESUME = {
     "run": "; `fedsim run --resume RUN` goes on from what is kept",
     "reproduce": "; the same `fedsim reproduce` goes on with the cells that are not done",
@@ -94,13 +97,15 @@ def main() -> None:
     if logging.lastResort is not None:  # it shows what commands without a display warn of
         logging.lastResort.setFormatter(Sentence())
     keep_freed_memory()
-    with restrict_code(sys.argv[1:], anything="--trust" in sys.argv):
+    with restrict_code(_list_typed_words(), anything="--trust" in sys.argv):
         sentence, code = _run_command()
     try:
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+    except OSError as error:  # nobody reads any more, such as `head`, which has seen enough, or the disk is full
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = _PIPE_CLOSED
+        is_unread = isinstance(error, BrokenPipeError)
+        code = _PIPE_CLOSED if is_unread else 1
+        sentence = sentence if is_unread else _explain_full(error)
     if sentence:
         print_error(sentence)
     if sentence == _interrupt_message():  # Flower's server thread would go on waiting for clients that are gone
@@ -109,6 +114,11 @@ def main() -> None:
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
+
+
+def _list_typed_words() -> list[str]:
+    """Return the words that the user typed without paths: somebody else may have named a folder `module:attribute`."""
+    return [word for word in sys.argv[1:] if not os.path.lexists(word)]
 
 
 def _run_command() -> tuple[str, int]:
@@ -127,15 +137,23 @@ def _run_command() -> tuple[str, int]:
             return "", int(error.code or 0)
         return f"somebody's code {error_reason(error).removeprefix('it ')}, and what was asked for was not done", 1
     except OSError as error:  # a folder in the path that may not be entered, a name that is too long
+        if error.filename is None and error.errno in _FULL:
+            return _explain_full(error), 1
         if error.filename is None:
             raise
         return f"{error.filename}: {error.strerror}; check the path and its permissions", 1
+    except MemoryError as error:
+        return f"memory ran out ({error_reason(error)}); free some, or ask for less at once", 1
     except Exception as error:
         if getattr(error, "exit_code", None) == 2 and hasattr(error, "format_message"):
             # Without a command the help page has been printed, and nothing is left to say.
             return error.format_message(), 2
         raise
     return (_interrupt_message(), 1) if code == 128 + signal.SIGINT else ("", code)  # what typer makes of Ctrl-C
+
+
+def _explain_full(error: OSError) -> str:
+    return f"the output cannot be written ({error.strerror}); make room, and do the same again"
 
 
 def _raised_by_typer(error: SystemExit) -> bool:

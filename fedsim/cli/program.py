@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from pathlib import Path
 
 
 def run_program() -> None:
@@ -13,6 +14,13 @@ def run_program() -> None:
     When all that registered an end has had it, Python would take half a second more to take every
     imported module apart. That is left out, because the system frees the memory anyway.
     """
+    try:
+        Path.cwd()
+    except FileNotFoundError:  # which torch would call a library that cannot be loaded
+        sys.exit("fedsim: the working folder was removed; change to another one")
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started this
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
     codes: list[int] = []
     # Before any import registers something, because what is registered first is called last.
     atexit.register(_end_process, codes)

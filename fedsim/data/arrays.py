@@ -19,6 +19,7 @@ from fedsim.base.errors import ConfigError, DataError
 from fedsim.base.task import describe_ignored_pixels
 from fedsim.data import Dataset, Examples
 from fedsim.data.cache import load_cached
+from fedsim.data.checks import memory_complaint
 from fedsim.data.files import describe_error, find_named_file, verify_checksum
 from fedsim.data.holding_out import choose_distinct
 
@@ -101,8 +102,10 @@ def _read_arrays(path: Path) -> dict[str, Tensor]:
     """
     try:
         with np.load(path, allow_pickle=False) as file:
+            if complaint := memory_complaint(sum(member.file_size for member in file.zip.infolist())):
+                raise DataError(f"{path}: its arrays {complaint}; keep fewer examples in it")
             content = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, BadZipFile, AttributeError, TypeError) as error:
+    except (OSError, ValueError, EOFError, BadZipFile, AttributeError, TypeError, MemoryError) as error:
         raise DataError(f"{path}: is no file of arrays, {describe_error(error)}; write it by numpy.savez") from error
     names = ("x", "y") if "x" in content else ("x_train", "y_train", "x_test", "y_test")
     arrays: dict[str, Tensor] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import string
 import zlib
 from collections.abc import Iterable, Mapping
@@ -19,6 +20,7 @@ from fedsim.base.errors import DataError
 from fedsim.base.papers import Paper, cite
 from fedsim.data import Dataset, Examples
 from fedsim.data.cache import load_cached
+from fedsim.data.checks import memory_complaint
 from fedsim.data.files import download_remedy, find_file, require_data_folder, verify_checksum
 from fedsim.data.holding_out import choose_evenly
 
@@ -249,11 +251,20 @@ def _read_idx(path: Path, folder: Path, sums: Mapping[str, str], magic: int) -> 
     verify_checksum(path, folder, sums.get(path.name))
     axes, kind = magic & 0xFF, ">i4" if magic == _INT_ROWS else np.uint8
     try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        got = int.from_bytes(content[:4], "big")
-        if got != magic:
-            raise ValueError(f"expected magic number {magic}, got {got}")
-        shape = np.frombuffer(content, ">u4", axes, offset=4).tolist()
-        return np.frombuffer(content, kind, offset=4 + 4 * axes).reshape(shape).copy()
-    except (OSError, EOFError, ValueError, zlib.error) as error:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            got = int.from_bytes(file.read(4), "big")
+            if got != magic:
+                raise ValueError(f"expected magic number {magic}, got {got}")
+            shape = np.frombuffer(file.read(4 * axes), ">u4", axes).tolist()
+            size = math.prod(shape) * np.dtype(kind).itemsize
+            if complaint := memory_complaint(size):
+                raise ValueError(f"what it says that it holds would {complaint}")
+            # A few bytes may be packed zeros without end, so no more are read than there should be.
+            content = file.read(size)
+            if len(content) < size or file.read(1):
+                raise ValueError(
+                    f"it holds {'fewer' if len(content) < size else 'more'} than the {size} bytes that it names"
+                )
+        return np.frombuffer(content, kind).reshape(shape).copy()
+    except (OSError, EOFError, ValueError, zlib.error, MemoryError) as error:
         raise DataError(f"{path}: is damaged ({error}); download it again") from error

@@ -16,10 +16,13 @@ from contextlib import contextmanager
 
 from fedsim.base.errors import TrustError
 
-_VARIABLE = "FEDSIM_ALLOWED_CODE"
+ALLOWED_CODE_VARIABLE = "FEDSIM_ALLOWED_CODE"
 """Environment variable with a JSON list of references, which child processes inherit."""
 _ANYTHING = "*"
-_REFERENCE = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.\w+)*")
+ANY_CODE = json.dumps([_ANYTHING])
+"""Value of the variable that allows every reference."""
+# It begins where a word does and takes nothing back, or a long text would take the square of its length.
+_REFERENCE = re.compile(r"(?<![\w.])(?:[^\W\d]\w*+\.)*+[^\W\d]\w*+:[^\W\d]\w*(?:\.\w+)*")
 
 
 def find_references(value: object, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -50,28 +53,28 @@ def restrict_code(*sources: object, anything: bool = False) -> Iterator[None]:
         sources: values with references, such as words that the user typed.
         anything: allow any reference.
     """
-    previous = os.environ.get(_VARIABLE)
-    os.environ[_VARIABLE] = json.dumps([_ANYTHING] if anything else [])
+    previous = os.environ.get(ALLOWED_CODE_VARIABLE)
+    os.environ[ALLOWED_CODE_VARIABLE] = ANY_CODE if anything else json.dumps([])
     allow_code(*sources)
     try:
         yield
     finally:
-        os.environ.pop(_VARIABLE)
+        os.environ.pop(ALLOWED_CODE_VARIABLE)
         if previous is not None:
-            os.environ[_VARIABLE] = previous
+            os.environ[ALLOWED_CODE_VARIABLE] = previous
 
 
 def allow_code(*sources: object) -> None:
     """Allow the references in these values, which are the user's own."""
-    if _VARIABLE in os.environ:
-        allowed = {*json.loads(os.environ[_VARIABLE])}
+    if ALLOWED_CODE_VARIABLE in os.environ:
+        allowed = {*json.loads(os.environ[ALLOWED_CODE_VARIABLE])}
         allowed.update(reference for _, reference in find_references(sources))
-        os.environ[_VARIABLE] = json.dumps(sorted(allowed))
+        os.environ[ALLOWED_CODE_VARIABLE] = json.dumps(sorted(allowed))
 
 
 def check_allowed(reference: str) -> None:
     """Raise TrustError where the current command may not load `reference`."""
-    allowed = json.loads(os.environ.get(_VARIABLE, f'["{_ANYTHING}"]'))
+    allowed = json.loads(os.environ.get(ALLOWED_CODE_VARIABLE, ANY_CODE))
     if _ANYTHING not in allowed and reference not in allowed:
         raise TrustError(
             f"'{reference}' is code that neither you nor a file of yours names, and is not run unasked; "

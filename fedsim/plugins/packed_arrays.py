@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load
 
 from fedsim.base.errors import TrustError
+from fedsim.data.checks import memory_complaint
 
 _ALLOWED_GLOBALS = {
     ("_codecs", "encode"),
@@ -52,8 +53,11 @@ def read_arrays(content: bytes, *, trust: bool) -> Any:
     if content[:6] == b"\x93NUMPY":
         return np.load(file, allow_pickle=False)
     if content[:2] == b"PK":
-        names = zipfile.ZipFile(file).namelist()
-        if any(name.endswith("/data.pkl") for name in names):
+        members = zipfile.ZipFile(file).infolist()
+        # A few bytes may be packed zeros without end.
+        if complaint := memory_complaint(sum(member.file_size for member in members)):
+            raise ValueError(f"its arrays {complaint}")
+        if any(member.filename.endswith("/data.pkl") for member in members):
             return torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
         return dict(np.load(io.BytesIO(content), allow_pickle=False))
     if content[8:9] == b"{":  # after the length of its header

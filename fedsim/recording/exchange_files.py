@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from fedsim.base.errors import ConfigError, TranscriptError, TrustError, first_line
-from fedsim.base.files import parse_json
+from fedsim.base.files import check_readable, parse_json
 from fedsim.plugins.packed_arrays import read_arrays
 from fedsim.recording.exchange_checks import MeanReply, ReplyKinds, check_reply
 from fedsim.recording.header import (
@@ -297,10 +297,11 @@ def _read_facts(path: Path) -> _ReplyFacts:
 
 def _read_object(path: Path) -> dict[str, Any]:
     try:
+        check_readable(path)
         content = parse_json(path.read_bytes())
     except OSError as error:
         raise TranscriptError(f"{path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: is no JSON ({first_line(error)})") from error
     if not isinstance(content, dict):
         raise ConfigError(f'{path}: holds {_type_of(content)}, expected an object, such as {{"num_examples": 50}}')
@@ -314,6 +315,7 @@ def _type_of(value: object) -> str:
 def _read_state(path: Path) -> State:
     """Return the tensors in a file by name."""
     try:
+        check_readable(path)
         content = read_arrays(path.read_bytes(), trust=False)
     except OSError as error:
         raise TranscriptError(f"{path}: cannot be read ({error.strerror})") from error
