@@ -24,7 +24,7 @@ def main() -> None:
     print("|---|" + "---|" * len(VICTIMS_AND_SEEDS))
     for kind in KINDS:
         shares = [count_false_holds(kind, victims, seeds, DRAWS) / DRAWS for victims, seeds in VICTIMS_AND_SEEDS]
-        print(f"| {kind} | {' | '.join(f'{share:.1%}' for share in shares)} |", flush=True)
+        print(f"| {kind} | {' | '.join(f'{100 * share:.1f} %' for share in shares)} |", flush=True)
 
 
 if __name__ == "__main__":

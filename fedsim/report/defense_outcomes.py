@@ -21,7 +21,7 @@ from fedsim.report.adaptive import (
     differ_beyond_rounding,
     is_judged,
 )
-from fedsim.report.exposed_victims import explain_open_rounds, find_exposed_victim
+from fedsim.report.exposed_victims import explain_open_rounds, find_exposed_victim, find_largest_unseen
 from fedsim.report.paired_differences import PairedDifference, subtract_control
 from fedsim.report.summary import difference_by_shared_candidates, number_of, summarise
 from fedsim.report.sweep_groups import MIN_SEEDS, Row, Unit, mean_by_victim_and_seed, score_interval
@@ -292,7 +292,12 @@ def _judge(comparison: _AttackWithAndWithout, difference: PairedDifference | Non
             was_tried=comparison.was_tried,
         )
         if pair.outcome == HOLDS and not comparison.exposed and not comparison.open_question:
-            return HOLDS, "without the defense it leaks, and with it neither adversary gets beyond the guess"
+            num_victims = min(naive.reading.summary.count, adaptive.reading.summary.count)
+            unseen = 100 * find_largest_unseen(num_victims)
+            return HOLDS, (
+                "without the defense it leaks, and with it neither adversary gets beyond the guess; "
+                f"{number_of(num_victims, 'victim')} do not exclude that up to {unseen:.0f} % of others are exposed"
+            )
         if pair.outcome == ONLY_NAIVE:
             return ONLY_NAIVE, "an adversary who knows the defense gets beyond the guess"
     return _judge_difference(comparison, control, difference)

@@ -68,6 +68,15 @@ def find_exposed_victim(metric: str, rows: Iterable[Row], controls: Iterable[Row
     return f"victim {victim} (round {number}, seed {seed})"
 
 
+def find_largest_unseen(num_victims: int) -> float:
+    """Return the largest share of exposed victims of whom so many attacked ones show none in 5 % of cases.
+
+    >>> round(find_largest_unseen(5), 2), round(find_largest_unseen(20), 2)
+    (0.45, 0.14)
+    """
+    return 1 - float(statistics.SIGNIFICANCE ** (1 / num_victims))
+
+
 def explain_open_rounds(rows: Sequence[Row], open_rounds: Iterable[int]) -> str:
     """Say that a defense leaves rounds open of which none was attacked; empty where it leaves none, or one was.
 

@@ -61,6 +61,10 @@ def test_the_outcome_follows_from_both_adversaries_and_the_control(
     assert outcome(naive, adaptive).word == word
 
 
+def test_a_defense_that_holds_says_what_so_few_victims_leave_open() -> None:
+    assert outcome(AT_FLOOR, LOWER).reason.endswith("6 victims do not exclude that up to 39 % of others are exposed")
+
+
 def test_why_a_defense_does_not_hold_is_said() -> None:
     assert "nobody tried to get past it" in outcome(AT_FLOOR, AT_FLOOR).reason
     assert "it still leaks" in outcome(HALVED, HALVED).reason
