@@ -35,7 +35,9 @@ from fedsim.federation.engines.serial import InProcessGrid
 from fedsim.federation.flower_app import FlowerApp
 from fedsim.federation.legacy_order import order_legacy_clients
 from fedsim.federation.open_run import OpenRun
+from fedsim.federation.run_folder import TESTED_COLUMNS
 from fedsim.federation.simulation import load_app_part, quiet_flower
+from fedsim.federation.tested_examples import ExampleWatch
 from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.defense_checks import check_defense, check_order, name_of_defense
 from fedsim.plugins import registry
@@ -43,6 +45,7 @@ from fedsim.plugins.frozen import check_frozen
 from fedsim.privacy.ledger import COLUMNS, summarise_ledger, unique_labels
 from fedsim.recording.header import Header
 from fedsim.recording.recorder import Recorder
+from fedsim.recording.reported_accuracy import describe_tested_examples
 from fedsim.recording.transcript import Transcript
 
 log = logging.getLogger(__name__)
@@ -113,20 +116,22 @@ def run_app_here(job: AppJob) -> None:
     with use_one_thread(), _forbid_simulation(where), order_legacy_clients():
         _seed_process(seed)
         server_app, client_app = job.app.load("serverapp"), job.app.load("clientapp")
-        grid = ClientGrid(client_app, job.file, job.run_config)
+        watch = ExampleWatch()
+        grid = ClientGrid(client_app, job.file, job.run_config, watch)
         recorder = Recorder(job.recording)
         context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=dict(job.run_config))
         _seed_process(seed)  # importing may have drawn anything
         try:
-            load_app_part("recorded-run")(
-                server_app,
-                grid,
-                context,
-                recorder,
-                partitions=grid.partitions,
-                sums=job.file.secure_aggregation,
-                seed=seed,
-            )
+            with watch.watch():
+                load_app_part("recorded-run")(
+                    server_app,
+                    grid,
+                    context,
+                    recorder,
+                    partitions=grid.partitions,
+                    sums=job.file.secure_aggregation,
+                    seed=seed,
+                )
         except FedsimError:
             raise
         except (Exception, SystemExit) as error:
@@ -136,7 +141,18 @@ def run_app_here(job: AppJob) -> None:
             ) from error
         finally:
             grid.write_ledger(job)
+            write_tested_examples(job, watch)
     grid.report()
+
+
+def write_tested_examples(job: AppJob, watch: ExampleWatch) -> None:
+    """Write how many examples the app tests on, and warn where clients train on them."""
+    tested, trained = watch.count()
+    if not trained:
+        return
+    folder = OpenRun(job.recording.parent)
+    folder.write_table(folder.tested_examples, TESTED_COLUMNS, [{"tested": tested, "trained": trained}])
+    log.warning("%s", describe_tested_examples(tested, trained))
 
 
 class ClientGrid(InProcessGrid):
@@ -146,9 +162,13 @@ class ClientGrid(InProcessGrid):
         client_app: plays every client.
         file: says how many clients there are, what draws, and which defenses act.
         run_config: settings of the app.
+        watch: looks at the examples of the clients; None for nobody.
     """
 
-    def __init__(self, client_app: ClientAppCallable, file: AppFile, run_config: RunConfig) -> None:
+    def __init__(
+        self, client_app: ClientAppCallable, file: AppFile, run_config: RunConfig, watch: ExampleWatch | None = None
+    ) -> None:
+        self._watch = watch or ExampleWatch()
         self._seed = file.federation.seed
         self._generators: list[torch.Generator] = []
         self._defenses = build_app_defenses(file)
@@ -198,7 +218,8 @@ class ClientGrid(InProcessGrid):
                 rng.manual_seed(derive_seed(self._seed, "app defense", number, *key))
             with seed_globals(self._seed, "app client", *key):
                 _seed_keras(derive_seed(self._seed, "app client", *key))
-                reply = deepcopy(super().answer_message(deepcopy(message)))
+                with self._watch.answer(kind):
+                    reply = deepcopy(super().answer_message(deepcopy(message)))
         message.metadata.__dict__["_message_id"] = message.metadata.message_id
         self._count_reply(reply, kind, node)
         return reply

@@ -16,6 +16,7 @@ from fedsim.federation.algorithm_checks import check_algorithm
 from fedsim.federation.build_plugins import build_attacks
 from fedsim.federation.central_privacy import check_central_privacy, check_server_canaries
 from fedsim.federation.distributed_privacy import check_distributed_privacy
+from fedsim.federation.overlap import describe_tested_records
 from fedsim.federation.recipe_checks import check_recipe
 from fedsim.federation.table import PluginTable
 from fedsim.interfaces.defense import Defense, overrides
@@ -62,6 +63,8 @@ def check_experiment(experiment: Experiment) -> None:
     labels = dataset.train.labels[first_examples]
     check_model(model, dataset, inputs[:2], experiment.config.model.name, attacked=bool(experiment.config.attack))
     _check_passes(experiment, inputs[:4])
+    if sentence := describe_tested_records(experiment.data):
+        log.warning("data: %s", sentence)
     check_example_independence(model, experiment.training, experiment.client_defenses(0), inputs, labels)
     _check_measures(experiment)
     check_recipe(experiment)

@@ -1,4 +1,4 @@
-"""Find equal records: records granted to an adversary must not equal clients' training records."""
+"""Find equal records: what is granted or tested on must not equal clients' training records."""
 
 from __future__ import annotations
 
@@ -15,6 +15,12 @@ from fedsim.federation.federated_data import FederatedData
 
 _CHUNK_SIZE = 1000
 """Most records that are in memory at once."""
+_MOST_TESTED = 200
+"""Most test examples that are looked for among those that clients train on."""
+_LEAST_SHARE = 0.1
+"""Share of test examples from which on it is said that clients train on them; a few are equal by chance."""
+_FEW_VALUES = 32
+"""Most values of a record by which it is looked for."""
 
 
 def hash_records_at(examples: Examples, indices: Indices) -> Iterator[bytes]:
@@ -36,3 +42,41 @@ def exclude_training_records(data: FederatedData, examples: Examples, indices: I
     train_hashes = set(hash_records_at(data.dataset.train, train_indices))
     pairs = zip(indices, hash_records_at(examples, indices), strict=True)
     return (int(index) for index, record in pairs if record not in train_hashes)
+
+
+def describe_tested_records(data: FederatedData) -> str:
+    """Say that test examples are equal to ones that clients train on; empty where few of them are.
+
+    A model that memorises is as accurate on these as one that learns, and who tells members from others by them tells
+    nothing. Some of `_MOST_TESTED` examples are looked at.
+    """
+    test, train = data.dataset.test, data.dataset.train
+    tested = np.unique(np.linspace(0, len(test) - 1, min(len(test), _MOST_TESTED)).astype(np.int64))
+    trained = np.unique(np.concatenate([data.indices(client)[0] for client in range(data.clients)]))
+    # Compare a few values of each record first: hashes of all would need all inputs.
+    if test.raw.dtype == train.raw.dtype and test.scale == train.scale:
+        wanted = set(_read_few_values(test, tested))
+        keys = _read_few_values(train, trained)
+        trained = trained[[index for index, key in enumerate(keys) if key in wanted]]
+    hashes = set(_hash_inputs(train, trained)) if len(trained) else set()
+    equal = sum(record in hashes for record in _hash_inputs(test, tested))
+    if equal < _LEAST_SHARE * len(tested):
+        return ""
+    return (
+        f"{equal} of {len(tested)} test examples that were looked at are equal to ones that clients train on, so that "
+        "accuracy is that of memory, and members are hard to tell from others; test on other examples"
+    )
+
+
+def _read_few_values(examples: Examples, indices: Indices) -> list[bytes]:
+    """Return as bytes a few values of each record as stored, from all over it."""
+    raw = examples.raw.reshape(len(examples), -1)
+    positions = np.unique(np.linspace(0, raw.shape[1] - 1, _FEW_VALUES).astype(np.int64))
+    rows = raw[torch.from_numpy(indices)[:, None], torch.from_numpy(positions)]
+    return [row.tobytes() for row in rows.numpy()]
+
+
+def _hash_inputs(examples: Examples, indices: Indices) -> Iterator[bytes]:
+    """Yield a hash of the input of each record, whatever its label."""
+    for chunk in np.array_split(indices, max(1, len(indices) // _CHUNK_SIZE)):
+        yield from hash_records(examples.inputs(torch.from_numpy(chunk)), torch.zeros(len(chunk)))

@@ -18,7 +18,7 @@ from fedsim.recording.manifest import LOCK_FILE, MANIFEST_FILE, SEALED_FILE
 _RUN_FILES = (
     "experiment.toml", "app.toml", "versions.json", MANIFEST_FILE, LOCK_FILE, lock.NAME, "log.txt", "metrics.csv",
     "ledger.csv", "exposure.csv", "exposure/exposure.csv", "exposure/*.png", "scores.csv", "image-scores.csv",
-    "score-inputs.json",
+    "score-inputs.json", "tested-examples.csv",
     "refused.csv", "failed.csv", "empirical-epsilon.csv", "checkpoint.safetensors", "report.html", "geometry.csv",
     "geometry-ratios.png", "geometry-cosines.png", "transcript/round-*.safetensors", "messages/exchange-*.safetensors",
     "colluders/round-*.safetensors",
@@ -27,6 +27,8 @@ _RUN_FILES = (
     "dossier.html", "dossier.json", "dossier.junit.xml",
 )  # fmt: skip
 """Patterns of all files that fedsim leaves in a run folder, apart from half-written ones."""
+TESTED_COLUMNS = ("tested", "trained")
+"""Columns of `tested-examples.csv`: on how many examples an app tests, and on how many of these its clients train."""
 _MAX_DIGITS = 20
 """Most digits of a count: those of Flower's node ids, which have 64 bits."""
 
@@ -117,6 +119,11 @@ class RunFolder:
     def ledger(self) -> Path:
         """Return the path of the privacy ledger: each client's rounds and proved privacy loss."""
         return self.path / "ledger.csv"
+
+    @property
+    def tested_examples(self) -> Path:
+        """Return the path of how many examples an app tests on, where its clients train on them."""
+        return self.path / "tested-examples.csv"
 
     @property
     def exposure(self) -> Path:

@@ -28,12 +28,14 @@ class ReportedAccuracy:
         clients: number of clients that reported one.
         examples: on which they evaluated; 0 where one of them does not say how many these are.
         round: that the messages name; 0 where they name none.
+        remark: a sentence on the examples; empty where there is nothing to say.
     """
 
     accuracy: float
     clients: int
     examples: int
     round: int
+    remark: str = ""
 
 
 def read_reported_accuracy(folder: Path) -> ReportedAccuracy | None:
@@ -62,6 +64,18 @@ def read_reported_accuracy(folder: Path) -> ReportedAccuracy | None:
     mean = math.fsum(value * weight for (value, _), weight in zip(last, weights, strict=True)) / sum(weights)
     return ReportedAccuracy(
         accuracy=mean / scale, clients=len(last), examples=sum(counts) if all(counts) else 0, round=last_round
+    )
+
+
+def describe_tested_examples(tested: int, trained: int) -> str:
+    """Say that clients train on examples that an app tests on.
+
+    >>> describe_tested_examples(8, 8)[:82]
+    'Clients train on 8 of the 8 examples that this app tests on, so that the accuracy '
+    """
+    return (
+        f"Clients train on {trained} of the {tested} examples that this app tests on, so that the accuracy that it "
+        "reports is partly that of memory, and members are hard to tell from others."
     )
 
 

@@ -252,7 +252,8 @@ def describe_reported_accuracy(reported: ReportedAccuracy) -> str:
     if not reported.examples and reported.clients > 1:
         held += ", on average over clients,"
     clients = number_of(reported.clients, "client")
-    return f"By what {clients} reported{when}, the model's accuracy on {held} is {reported.accuracy:.1%}."
+    sentence = f"By what {clients} reported{when}, the model's accuracy on {held} is {reported.accuracy:.1%}."
+    return f"{sentence} {reported.remark}".rstrip()
 
 
 def final_epsilon(rows: Sequence[Mapping[str, str]]) -> str:

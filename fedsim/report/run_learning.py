@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from fedsim.audit.evaluation.statistics import binomial_interval
 from fedsim.base.errors import FedsimError
 from fedsim.federation.open_run import OpenRun
+from fedsim.federation.run_folder import TESTED_COLUMNS, read_rows
 from fedsim.recording.messages import MESSAGES_FOLDER
-from fedsim.recording.reported_accuracy import ReportedAccuracy, read_reported_accuracy
+from fedsim.recording.reported_accuracy import ReportedAccuracy, describe_tested_examples, read_reported_accuracy
 from fedsim.recording.sealed import read_sealed_file
 from fedsim.recording.wire_format import State
 from fedsim.report.learning import NoLearning, begin_sentence, examine_evaluations
@@ -51,7 +53,12 @@ def examine_learning(folder: OpenRun, rows: Sequence[Mapping[str, str]]) -> NoLe
 def find_reported_accuracy(folder: OpenRun) -> ReportedAccuracy | None:
     """Return what clients of another's app reported last; None where none did, or where it cannot be read."""
     with suppress(FedsimError):  # `fedsim inspect` names what is damaged
-        return read_reported_accuracy(folder.path / MESSAGES_FOLDER)
+        reported = read_reported_accuracy(folder.path / MESSAGES_FOLDER)
+        counts = read_rows(folder.tested_examples, TESTED_COLUMNS, TESTED_COLUMNS, TESTED_COLUMNS)
+        if reported is None or not counts:
+            return reported
+        tested, trained = (int(counts[0][name]) for name in TESTED_COLUMNS)
+        return replace(reported, remark=describe_tested_examples(tested, trained))
     return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NoReturn
 
 import torch
@@ -31,6 +32,8 @@ from fedsim.recording.wire_format import State
 
 log = logging.getLogger(__name__)
 
+_MUCH = 0.5
+"""Share of public rows that are equal to clients' from which on it is no chance."""
 _IMAGE_LEVELS = 1000
 """Parts of the range of values in which those of equal images are equal."""
 
@@ -87,11 +90,44 @@ class ForeignRecording(Case):
             )
 
     def public(self) -> PublicExamples | None:
-        """Return the examples of the public file; None where there is none."""
+        """Return the examples of the public file that no client holds; None where there are none.
+
+        Guesses by an image of the victim's would raise the floors, and what leaks would look harmless. Rows of a table
+        may be equal by chance, and are left as they are.
+        """
+        return self._public_examples
+
+    @cached_property
+    def _public_examples(self) -> PublicExamples | None:
+        public = self._public_file
+        if public is None:
+            return None
+        kept = _find_unheld_examples(public, self._truths_of_clients)
+        count = len(public.data)
+        equal = count - len(kept)
+        is_table = public.data.ndim < 3 or not public.data.is_floating_point()
+        if not equal or (is_table and equal < _MUCH * count):
+            return public
+        log.warning(
+            "truth.%s: %d of %d examples are equal to ones that clients hold%s; if the app tests on them, its accuracy "
+            "is that of memory",
+            *(PUBLIC_KEY, equal, count, "" if is_table else ", and are left out"),
+        )
+        if is_table:
+            return public
+        return PublicExamples(data=public.data[kept], labels=public.labels[kept]) if kept else None
+
+    @cached_property
+    def _public_file(self) -> PublicExamples | None:
+        """All examples of the public file; None where there is none."""
         if PUBLIC_KEY not in self.files:
             return None
         truth = self._truths_in_files[PUBLIC_KEY]
         return PublicExamples(data=truth.data, labels=truth.labels)
+
+    @property
+    def _truths_of_clients(self) -> list[Truth]:
+        return [truth for key, truth in self._truths_in_files.items() if key != PUBLIC_KEY]
 
     def _add_columns(self, truth: Truth) -> Truth:
         """Add the columns that the file states, and deviations of public rows."""
@@ -163,7 +199,7 @@ class ForeignRecording(Case):
 
     def public_records(self, adversary: AdversaryTable) -> dict[str, Any]:
         """Return the records of the public file in model units, as auxiliary ones."""
-        public, value_range = self.public(), adversary.knowledge.value_range
+        public, value_range = self._public_file, adversary.knowledge.value_range
         if public is None or not adversary.knowledge.auxiliary:
             return {}
         if not isinstance(value_range, list):
@@ -171,8 +207,7 @@ class ForeignRecording(Case):
                 "adversary.knowledge.auxiliary: the public file is in [0, 1], and without value_range it cannot be "
                 "converted to inputs of the model; give value_range"
             )
-        truths = [truth for key, truth in self._truths_in_files.items() if key != PUBLIC_KEY]
-        public = drop_held_examples(public, truths)
+        public = drop_held_examples(public, self._truths_of_clients)
         chosen = slice(0, adversary.auxiliary)
         inputs = _to_model_units(public.data[chosen], value_range)
         return {"auxiliary": Records(inputs=inputs, labels=public.labels[chosen])}
@@ -301,11 +336,7 @@ def drop_held_examples(public: PublicExamples, truths: Sequence[Truth]) -> Publi
     Raises:
         ConfigError: none is left.
     """
-    held: set[bytes] = set()
-    for truth in truths:
-        held.update(_hash_examples(truth.data))
-    hashes = _hash_examples(public.data)
-    kept = [index for index, record in enumerate(hashes) if record not in held]
+    kept = _find_unheld_examples(public, truths)
     count = len(public.data)
     if len(kept) == count:
         return public
@@ -321,6 +352,14 @@ def drop_held_examples(public: PublicExamples, truths: Sequence[Truth]) -> Publi
         count,
     )
     return PublicExamples(data=public.data[kept], labels=public.labels[kept])
+
+
+def _find_unheld_examples(public: PublicExamples, truths: Sequence[Truth]) -> list[int]:
+    """Return the indices of the public examples that are equal to none of a client's."""
+    held: set[bytes] = set()
+    for truth in truths:
+        held.update(_hash_examples(truth.data))
+    return [index for index, record in enumerate(_hash_examples(public.data)) if record not in held]
 
 
 def _hash_examples(data: Tensor) -> Iterator[bytes]:

@@ -1,0 +1,101 @@
+"""Which examples an app trains and tests on, by what passes through its PyTorch networks.
+
+An app says nothing of its data. But each example that a network is given is seen here, and the backward pass tells
+which were trained on. Examples that are transformed anew each time, and networks that get their inputs by keyword,
+are not recognised, so that what is found holds, and that nothing is found says nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+import torch
+from flwr.app import MessageType
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+_MOST_BYTES = 2 * 10**9
+"""Most bytes of inputs that are hashed in a run, which take some seconds."""
+_LEAST_SHARE = 0.1
+"""Share of tested examples from which on it is said that they are trained on; a few are equal by chance."""
+
+
+class ExampleWatch:
+    """Hashes of the examples that were trained on, and of those that were tested on.
+
+    Tested on is what passes a network while a client evaluates, or the server does anything, and is trained on by
+    nobody in that pass.
+    """
+
+    def __init__(self) -> None:
+        self._trained, self._tested = set[bytes](), set[bytes]()
+        self._is_test = True  # the server tests, if it passes anything at all
+        self._depth = 0
+        self._bytes_left = _MOST_BYTES
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Look at all inputs of networks in this process."""
+        handles = (
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+        )
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    @contextmanager
+    def answer(self, kind: str) -> Iterator[None]:
+        """Say that a client answers a message of this kind."""
+        self._is_test, self._depth = kind.split(".")[0] == MessageType.EVALUATE, 0
+        try:
+            yield
+        finally:
+            self._is_test, self._depth = True, 0
+
+    def count(self) -> tuple[int, int]:
+        """Return how many examples are tested on, and how many of these are trained on; 0 where these are few."""
+        equal = len(self._tested & self._trained)
+        return len(self._tested), equal if equal >= _LEAST_SHARE * len(self._tested) else 0
+
+    def _enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        del module, inputs
+        self._depth += 1
+
+    def _leave(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        del module
+        self._depth = max(0, self._depth - 1)
+        if self._depth or torch.compiler.is_compiling():  # a part of a network
+            return
+        with suppress(Exception):  # anybody's network: nothing here may change what the app does
+            self._note(inputs, output)
+
+    def _note(self, inputs: tuple[Any, ...], output: Any) -> None:
+        """Note the examples of one pass, and that they are trained on if a gradient comes back."""
+        batch = inputs[0] if inputs else None
+        if not isinstance(batch, Tensor) or not batch.ndim or self._bytes_left < 0:
+            return
+        parts: Any = output.values() if isinstance(output, dict) else output
+        outputs = [part for part in ([parts] if isinstance(parts, Tensor) else parts) if isinstance(part, Tensor)]
+        if not outputs:  # it failed
+            return
+        rows = batch.detach().cpu().contiguous()
+        self._bytes_left -= rows.numel() * rows.element_size()
+        hashes = [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in rows.numpy()]
+        ends = [part for part in outputs if part.requires_grad]
+        new = set(hashes) - self._tested if self._is_test else set()
+        self._tested |= new
+        if ends:
+            ends[0].register_hook(partial(self._note_trained, hashes, new))  # type: ignore[no-untyped-call]
+
+    def _note_trained(self, hashes: list[bytes], new: set[bytes], gradient: Tensor) -> None:
+        """Note that a gradient came back, so that the examples were not only tested on in this pass."""
+        del gradient
+        self._trained.update(hashes)
+        self._tested -= new

@@ -1,0 +1,108 @@
+"""Who tests on what clients train on is told so: of apps, of data sets, and of public examples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedsim
+from fedsim.audit.evaluation.foreign_recording import ForeignRecording
+from fedsim.data.partitions.shares import Iid
+from fedsim.federation.federated_data import FederatedData
+from fedsim.federation.overlap import describe_tested_records
+from fedsim.federation.tested_examples import ExampleWatch
+from fedsim.recording.reported_accuracy import ReportedAccuracy, describe_tested_examples
+from fedsim.report.headline import describe_reported_accuracy
+
+
+def draw(seed: int, count: int = 4) -> Tensor:
+    return torch.rand((count, 1, 8, 8), generator=torch.Generator().manual_seed(seed))
+
+
+def make_model() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(64, 4)))
+
+
+def train(model: nn.Module, inputs: Tensor) -> None:
+    model(inputs).sum().backward()
+
+
+def test_examples_that_an_app_trains_and_tests_on_are_counted() -> None:
+    watch, model = ExampleWatch(), make_model()
+    with watch.watch():
+        with watch.answer("train"):
+            train(model, draw(0))
+            model.eval()(draw(1))  # validated: nothing comes back
+        with watch.answer("evaluate"):
+            model(torch.cat([draw(0, 2), draw(1)]))  # without no_grad
+            train(model, draw(2))  # a model of the client's own
+        with torch.no_grad():
+            model(draw(3))  # the server tests, too
+    assert watch.count() == (2 + 4 + 4, 2)
+    model(draw(5))
+    assert watch.count()[0] == 10, "nothing is looked at afterwards"
+
+
+def test_few_equal_examples_are_chance_and_failing_networks_are_left_alone() -> None:
+    watch, model = ExampleWatch(), make_model()
+    with watch.watch():
+        with watch.answer("train"):
+            train(model, draw(0))
+        with watch.answer("evaluate"), torch.no_grad():
+            with pytest.raises(RuntimeError):
+                model(torch.zeros(2, 3))
+            model(torch.cat([draw(0, 1), draw(1, 40)]))
+    assert watch.count() == (41, 0)
+
+
+def test_reported_accuracy_is_told_beside_what_is_trained_on() -> None:
+    remark = describe_tested_examples(8, 8)
+    reported = ReportedAccuracy(accuracy=0.5, clients=2, examples=8, round=1, remark=remark)
+    assert describe_reported_accuracy(reported).endswith("members are hard to tell from others.")
+
+
+def test_a_data_set_whose_test_part_is_trained_on_is_told_of(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    def find(test: Tensor) -> str:
+        parts = [fedsim.Examples(raw=raw, labels=torch.arange(len(raw)) % 4, scale=1.0) for raw in (draw(0, 40), test)]
+        data = fedsim.Dataset(
+            name="mine", train=parts[0], test=parts[1], num_classes=4, source="drawn", licence="none", modality="image"
+        )
+        if len(test) > 40:
+            return describe_tested_records(FederatedData(dataset=data, partition=Iid(), clients=2, seed=1))
+        tables: dict[str, Any] = {
+            "data": data,
+            "partition": {"name": "iid", "samples_per_client": 8},
+            "model": {"name": "mlp", "hidden": [4]},
+            "federation": {"engine": "serial", "clients": 2, "rounds": 1},
+            "adversary": {"when": "never"},
+        }
+        fedsim.run(tables, tmp_path / "run")
+        return caplog.text
+
+    assert "16 of 40 test examples that were looked at are equal to ones that clients train on" in find(draw(0, 40))
+    assert find(draw(1, 41)) == ""
+    assert "41 of 41 test examples" in find(torch.cat([draw(0, 40), draw(0, 1)]))
+
+
+def test_public_examples_that_clients_hold_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    labels = torch.zeros(4, dtype=torch.long)
+
+    def public_of(held: Tensor, public: Tensor) -> Any:
+        files = fedsim.write_truth(
+            tmp_path / f"{len(public)}{held.ndim}", lambda client: (held, labels), [0], value_range=(0.0, 1.0),
+            public=(public, torch.zeros(len(public), dtype=torch.long)),
+        )  # fmt: skip
+        return ForeignRecording(files={client: Path(file) for client, file in files.items()}).public()
+
+    kept = public_of(draw(0), torch.cat([draw(0, 3), draw(1)]))
+    assert len(kept.data) == 4
+    assert "3 of 7 examples are equal to ones that clients hold, and are left out" in caplog.text
+    assert public_of(draw(0), draw(0, 4)) is None
+    rows = draw(0).flatten(1)
+    assert len(public_of(rows, torch.cat([rows[:1], draw(1, 5).flatten(1)])).data) == 6, (
+        "one row may be equal by chance"
+    )
