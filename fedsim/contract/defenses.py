@@ -475,16 +475,16 @@ def _make_context(
 
 
 class _TrialStep:
-    """Local step of a loss that is the sum of squares of all weights and inputs, halved."""
+    """Local step of a loss that is the sum of squares of all weights and inputs, halved, away from the broadcast."""
 
     def weights(self) -> State:
-        return _random_state()
+        return {name: 1.5 * tensor for name, tensor in _random_state().items()}
 
     def gradient_at(self, weights: State) -> State:
-        return {name: tensor.clone() for name, tensor in (_random_state() | dict(weights)).items()}
+        return {name: tensor.clone() for name, tensor in {**self.weights(), **weights}.items()}
 
     def loss_at(self, weights: State) -> float:
-        return sum(tensor.square().sum().item() for tensor in (_random_state() | dict(weights)).values()) / 2
+        return sum(tensor.square().sum().item() for tensor in {**self.weights(), **weights}.values()) / 2
 
     def input_gradient(self, inputs: Tensor, labels: Tensor) -> Tensor:
         del labels
@@ -524,10 +524,13 @@ def _example_gradients(state: State) -> State:
 
 
 def _make_features(state: State) -> tuple[Tensor, Tensor]:
-    """Return features, a smooth function of inputs and of a state, and these inputs."""
+    """Return features, a smooth function of inputs and of a state, and these inputs.
+
+    None is negative, as after ReLU, for which defenses are written.
+    """
     inputs = _make_batch(_BATCH_SIZE)[0].requires_grad_(True)
     weights = torch.randn((64, state["b"].numel()), generator=generator("features")) * state["b"]
-    return (inputs.flatten(1) @ weights).tanh(), inputs
+    return (inputs.flatten(1) @ weights).tanh().square(), inputs
 
 
 def _make_local_round() -> LocalRound:

@@ -187,8 +187,14 @@ class Payload:
         """Return a payload of `integers` times `scales`; see `Quantised` for their shapes.
 
         Raises:
-            PayloadError: their names differ.
+            PayloadError: their names differ, or one is no tensor.
         """
+        for name, value in [*integers.items(), *scales.items()]:
+            if not isinstance(value, Tensor):
+                raise PayloadError(
+                    f"'{name}' has integers or scales that are no tensor but a {type(value).__name__}; make one of "
+                    "them, as by torch.tensor"
+                )
         if unmatched := sorted(set(integers) ^ set(scales)):
             raise PayloadError(f"'{unmatched[0]}' has only one of integers and scales; give both for each tensor")
         return cls({name: (kind, Quantised(tensor, scales[name])) for name, tensor in integers.items()})

@@ -90,6 +90,11 @@ def _put_batch_gradient(
     else:
         outputs, features = forward_with_features(model, inputs, hooks.compute_outputs)
         terms.append(feature_loss(inputs, features))
+    if labels.is_floating_point() and labels.ndim == outputs.ndim == 2 and labels.shape[1] != outputs.shape[1]:
+        raise RunError(
+            f"a defense makes labels of {labels.shape[1]} classes for a model of {outputs.shape[1]} outputs; let its "
+            "of_client keep participation.num_classes"
+        )
     objective = loss(outputs, labels)
     mean = objective.detach()
     if hooks.sampling is not None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from clients.mods import as_mod, defend_payload
-from fedsim.base.errors import PluginError, RunError
+from fedsim.base.errors import PayloadError, PluginError, RunError
 from fedsim.base.randomness import generator
 from fedsim.base.task import Task
 from fedsim.federation.build import Experiment
@@ -426,6 +426,21 @@ def test_a_federation_sends_a_zeroed_update_or_none(tmp_path: Path, vectorise: b
     with pytest.raises(RunError, match=r"all 4 clients failed .*LeavesOut.on_update: .* was left out"):
         run_serial(make_tiny_config(defense=[{"name": f"{__name__}:LeavesOut"}], **tables), tmp_path / "less")
     assert list((tmp_path / "less" / "transcript").iterdir()) == []
+
+
+def test_labels_of_too_few_classes_are_named() -> None:
+    def soften(inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        return inputs, torch.full((len(labels), 2), 0.5)
+
+    with pytest.raises(RunError, match="labels of 2 classes for a model of 3 outputs; let its of_client keep"):
+        trained_by(Hooks(batch=soften))
+
+
+def test_scales_that_are_no_tensors_are_named() -> None:
+    with pytest.raises(
+        PayloadError, match="'w' has integers or scales that are no tensor but a float; make one of them"
+    ):
+        Payload.from_integers({"w": torch.ones(2, dtype=torch.int8)}, {"w": 0.5})  # type: ignore[dict-item]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -457,6 +457,27 @@ class Remembers(Defense):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PullsBack(Defense):
+    """Pull the weights of local training to w_t."""
+
+    def on_gradient(self, gradient: Any, context: LocalContext) -> Any:
+        pull = {name: weights - context.broadcast[name] for name, weights in context.weights.items()}
+        return {name: tensor + pull[name] for name, tensor in gradient.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrunesLeast(Defense):
+    """Prune the features that change least with the inputs, over their size."""
+
+    def on_features(self, features: Any, inputs: Any, context: LocalContext) -> Any:
+        shares = torch.zeros(features.shape[1])
+        for index in range(features.shape[1]):
+            (slopes,) = torch.autograd.grad(features[:, index].sum(), inputs, retain_graph=True)
+            shares[index] = (slopes.flatten(1).norm(dim=1) / (features[:, index] + 1e-9)).sum()
+        return features * (shares.abs() >= shares.quantile(0.4))
+
+
+@dataclass(frozen=True, kw_only=True)
 class ProvesOneRound(Defense):
     """Add noise in each round, and prove something of one of them."""
 
@@ -999,10 +1020,11 @@ def test_what_keeps_to_it_passes_all(check_class: Callable[..., CheckResult], gr
     assert [outcome for outcome in found if not outcome.is_good] == []
 
 
-def test_a_defense_may_change_its_second_message_and_promise_what_it_does_not_draw(
+def test_a_defense_may_act_where_most_do_not_and_promise_what_it_does_not_draw(
     check_class: Callable[..., CheckResult],
 ) -> None:
-    assert check_class(defenses.has_an_effect, "defenses", Remembers).verdict == "passed"
+    for cls in (Remembers, PullsBack, PrunesLeast):
+        assert check_class(defenses.has_an_effect, "defenses", cls).verdict == "passed"
     assert check_class(defenses.guarantee_is_valid, "defenses", ProvesItsSilence).verdict == "passed"
 
 
