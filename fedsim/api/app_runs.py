@@ -139,9 +139,7 @@ def default_app_folder(app: FlowerApp) -> Path:
     return Path("runs") / app.folder.name
 
 
-def read_request(
-    folder: Path, file: Path | None, changes: Iterable[tuple[str, Any]] = (), *, trust: bool = False
-) -> AppRequest:
+def read_request(folder: Path, file: Path | None, changes: Iterable[tuple[str, Any]], *, trust: bool) -> AppRequest:
     """Read an app and the file that says how it is run and attacked; import no code of the app.
 
     Args:
@@ -166,7 +164,7 @@ def read_request(
 
 
 def parse_request(
-    app: FlowerApp, tables: dict[str, Any], where: str, beside: Path, *, trust: bool = False, path: Path | None = None
+    app: FlowerApp, tables: dict[str, Any], where: str, beside: Path, *, trust: bool, path: Path | None
 ) -> AppRequest:
     """Check the tables that say how an app is run and attacked, see `read_request`.
 
@@ -202,16 +200,16 @@ def run_request(
     request: AppRequest,
     folder: OpenRun,
     *,
-    overwrite: bool = False,
-    trust: bool = False,
-    follow: ReportJobProgress | None = None,
+    overwrite: bool,
+    trust: bool,
+    follow: ReportJobProgress | None,
 ) -> pipeline.AuditResult:
     """Run an app into a run folder, attack what was recorded, and report."""
     record_request(request, folder, overwrite=overwrite)
     return attack_request(request, folder, trust=trust, follow=follow)
 
 
-def record_request(request: AppRequest, folder: OpenRun, *, overwrite: bool = False) -> None:
+def record_request(request: AppRequest, folder: OpenRun, *, overwrite: bool) -> None:
     """Run an app in a process of its own, and record what its server sees.
 
     Raises:
@@ -239,7 +237,7 @@ def _write_description(request: AppRequest, folder: OpenRun, *, is_complete: boo
 
 
 def attack_request(
-    request: AppRequest, folder: OpenRun, *, trust: bool = False, follow: ReportJobProgress | None = None
+    request: AppRequest, folder: OpenRun, *, trust: bool, follow: ReportJobProgress | None = None
 ) -> pipeline.AuditResult:
     """Attack what was recorded of an app, if the file names attacks, and report."""
     if not request.file.attack or request.file.adversary.when == "never":

@@ -101,7 +101,7 @@ def _build_cell(grid: SweepGrid, point: GridPoint, app: FlowerApp, trust: bool) 
     return AppCell(point=point, request=request, run=run, key=key, control=control)
 
 
-def run_app_sweep(file: SweepFile, app: FlowerApp, folder: Path, *, trust: bool = False) -> list[str]:
+def run_app_sweep(file: SweepFile, app: FlowerApp, folder: Path, *, trust: bool) -> list[str]:
     """Run all cells that are not done, one after the other; write tables and page, and return what failed.
 
     Args:

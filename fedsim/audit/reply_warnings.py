@@ -138,9 +138,7 @@ def warn_of_update_ranks(network: nn.Module, knowledge: Knowledge, updates: Sequ
             return
 
 
-def warn_of_still_layers(
-    network: nn.Module, updates: Sequence[Update], private_names: Collection[str] = frozenset()
-) -> None:
+def warn_of_still_layers(network: nn.Module, updates: Sequence[Update], private_names: Collection[str]) -> None:
     """Warn of parameters that no reply changed, though `network` says that clients train them.
 
     Args:

@@ -121,7 +121,7 @@ def grey_inputs(network: nn.Module, knowledge: Knowledge, count: int) -> Tensor:
     return torch.full(shape, float(middle), dtype=weight.dtype, device=weight.device)
 
 
-def describe_shape_mismatch(network: nn.Module, state: State, private_names: Collection[str] = frozenset()) -> str:
+def describe_shape_mismatch(network: nn.Module, state: State, private_names: Collection[str]) -> str:
     """Say which shared tensors of `network` and `state` do not fit; empty where all fit."""
     orders = shared_shapes(network, private_names)
     if match_any_names(state, orders) is not None:

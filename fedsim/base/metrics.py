@@ -77,7 +77,7 @@ def reorder_claims(claimed: Tensor, true: Tensor, assignment: Tensor) -> Tensor:
     return grey.index_put((is_assigned.nonzero()[:, 0],), claimed[assignment[is_assigned]])
 
 
-def assign_examples(claimed: Tensor, true: Tensor, misfits: Misfits = image_misfits) -> Tensor:
+def assign_examples(claimed: Tensor, true: Tensor, misfits: Misfits) -> Tensor:
     """Return `true`, the index of the claimed example that `pair_examples` assigns; -1 for none."""
     return assign_by_costs(misfits(claimed, true), lambda: misfits(torch.full_like(true[:1], 0.5), true))
 

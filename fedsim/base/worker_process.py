@@ -50,7 +50,7 @@ def interpreter_command(line: Connection) -> list[str]:
     return [sys.executable, "-P", "-c", start, str(line.fileno()), str(os.getpid())]
 
 
-def encode_start(import_path: Sequence[str], logger: str, forks: Forks = "never") -> bytes:
+def encode_start(import_path: Sequence[str], logger: str, forks: Forks) -> bytes:
     """Return what the command that `interpreter_command` returns reads first.
 
     Args:

@@ -34,9 +34,7 @@ _STYLES = {"leaks": "bold red", "undecided": "yellow", "beyond the floor": "yell
 
 
 @contextmanager
-def show_work(
-    quiet: bool = False, verbose: bool = False
-) -> Iterator[Callable[[AttackJob, int, int, Mapping[str, float]], None]]:
+def show_work(quiet: bool, verbose: bool) -> Iterator[Callable[[AttackJob, int, int, Mapping[str, float]], None]]:
     """Show the program's own log lines and progress; yields the function to call with the progress of each attack."""
     logger = logging.getLogger("fedsim")
     screen = RichHandler(console=console, show_path=False, show_level=False, log_time_format="%H:%M:%S")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from fedsim.dossier.contents import (
@@ -30,6 +31,9 @@ from fedsim.report.reported_run import ReportedRun
 from fedsim.report.summary import enumerate_words, number_of
 from fedsim.report.threats import list_granted_facts
 from fedsim.report.verdicts import ScoreReading
+
+_MAX_SENTENCES = 3
+"""Most open reasons, and most worst cases, that are described."""
 
 
 def read_finding_facts(run: ReportedRun) -> list[dict[str, Any]]:
@@ -198,11 +202,11 @@ def list_unjudged(results: Iterable[Result]) -> list[str]:
     return [name for name, judged in is_judged.items() if not judged]
 
 
-def describe_openness(results: Sequence[Result], limit: int = 3) -> list[str]:
+def describe_openness(results: Sequence[Result]) -> list[str]:
     """Say why a leak is not excluded although none is shown, for the first few results."""
     reasons = list_open_reasons(results)
-    sentences = [f"A leak is not excluded by {reason}." for reason in reasons[:limit]]
-    if further := reasons[limit:]:
+    sentences = [f"A leak is not excluded by {reason}." for reason in reasons[:_MAX_SENTENCES]]
+    if further := reasons[_MAX_SENTENCES:]:
         sentences.append(f"The same holds of {number_of(len(further), 'further metric')}.")
     return sentences
 
@@ -241,7 +245,7 @@ def list_reported(results: Iterable[Result]) -> list[list[Result]]:
     return reported
 
 
-def describe_worst(results: Iterable[Result], limit: int = 3) -> Iterator[str]:
+def describe_worst(results: Iterable[Result]) -> Iterator[str]:
     """Yield sentences on the client that each attack tells most of; leaks come first.
 
     Each is by the first metric that shows a leak, or else by the attack's first one. An attack that tells no more of
@@ -251,11 +255,8 @@ def describe_worst(results: Iterable[Result], limit: int = 3) -> Iterator[str]:
     for reported in list_reported(results):
         leaking = [result for result in reported if result.verdict == verdicts.LEAKS]
         chosen.append(leaking[0] if leaking else reported[0])
-    count = 0
-    for result in sorted(chosen, key=lambda result: result.verdict != verdicts.LEAKS):
-        if count < limit and _is_beyond_floor(result):
-            yield describe_worst_case(result)
-            count += 1
+    leaks_first = sorted(chosen, key=lambda result: result.verdict != verdicts.LEAKS)
+    yield from map(describe_worst_case, islice(filter(_is_beyond_floor, leaks_first), _MAX_SENTENCES))
 
 
 def _is_beyond_floor(result: Result) -> bool:

@@ -110,10 +110,10 @@ class Verification:
 
 def verify_dossier_file(
     path: Path,
-    run: Path | None = None,
+    run: Path | None,
     *,
-    open_audits: Callable[[OpenRun], Sequence[Audit]] | None = None,
-    trust: bool = False,
+    open_audits: Callable[[OpenRun], Sequence[Audit]] | None,
+    trust: bool,
 ) -> Verification:
     """Compute the numbers of a dossier again, see `Verification`; nothing is written.
 

@@ -70,7 +70,7 @@ class Experiment:
         self._source = source
 
     @classmethod
-    def from_json(cls, text: str, source: Experiment | None = None) -> Experiment:
+    def from_json(cls, text: str, source: Experiment | None) -> Experiment:
         """Create the experiment from the text of `config.model_dump_json()`."""
         return cls(Config.model_validate_json(text), source)
 

@@ -108,7 +108,7 @@ def quiet_flower() -> Iterator[None]:
             os.environ.pop(key, None)
 
 
-def prepare_run(config: Config, folder: OpenRun, *, resume: bool = False, overwrite: bool = False) -> None:
+def prepare_run(config: Config, folder: OpenRun, *, resume: bool, overwrite: bool = False) -> None:
     """Prepare `folder`, which is locked, for a new or a resumed run.
 
     Raises:

@@ -22,9 +22,9 @@ def temporal_objective(
     *,
     distance: Literal["l2", "cosine"],
     layers: LayerWeighting,
-    bn_weight: float = 0.0,
-    tv_weight: float = 0.0,
-    vectorise: bool = True,
+    bn_weight: float,
+    tv_weight: float,
+    vectorise: bool,
 ) -> ValuesAndGradients:
     """Return the function `points -> (f_t, gradients)`, one point for each of T recorded gradients.
 

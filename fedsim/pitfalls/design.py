@@ -111,7 +111,7 @@ class EvaluationDesign:
         return self._datasets[key]
 
     def write_out_changes(
-        self, title: str, changes: Mapping[str, Any], further: Sequence[Mapping[str, Any]] = ()
+        self, title: str, changes: Mapping[str, Any], further: Sequence[Mapping[str, Any]]
     ) -> dict[str, Any]:
         """Return `changes` as tables of this file: in a sweep, as further values of axes.
 

@@ -170,7 +170,7 @@ def _play_once(
 
 
 def judge_scores(
-    without: Scores, with_canary: Scores, curve: TradeOff | None, delta: float, mechanism: Mechanism | None = None
+    without: Scores, with_canary: Scores, curve: TradeOff | None, delta: float, mechanism: Mechanism | None
 ) -> GameResult:
     """Choose a threshold on the first halves of the scores, and judge it on the second halves.
 

@@ -26,9 +26,7 @@ def find_main_metric(plugin: str, *, audit: Audit | None, trust: bool) -> str:
     return str(getattr(_find_attack_class(plugin, audit, trust), "main_metric", ""))
 
 
-def attack_classes(
-    audit: Audit | None, findings: Sequence[Mapping[str, Any]], *, trust: bool = False
-) -> dict[str, Any]:
+def attack_classes(audit: Audit | None, findings: Sequence[Mapping[str, Any]], *, trust: bool) -> dict[str, Any]:
     """Return by title the class of each attack, None where nobody knows it; the order fixes the colours.
 
     Args:

@@ -22,8 +22,8 @@ Numbers = NDArray[np.float64]
 
 _INK = "#333333"
 _TRAIN, _HELD_OUT = OKABE_ITO[0], OKABE_ITO[4]
-_MAX_NAMES, _BINS, _IMAGES_PER_CLIENT = 40, 60, 10
-"""Most clients or classes whose names are written; bins of a histogram; images of a client."""
+_MAX_NAMES, _MAX_LETTERS, _BINS, _IMAGES_PER_CLIENT = 40, 16, 60, 10
+"""Most clients or classes whose names are written; letters of a name; bins of a histogram; images of a client."""
 _IMAGE_INCHES, _TITLE_INCHES, _FRAME_INCHES = 0.44, 0.9, 2.0
 """Side of an image; height of the titles; height of axis labels and colour bar together."""
 
@@ -218,8 +218,8 @@ def _spaced_positions(count: int, most: int) -> NDArray[np.int64]:
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
 
 
-def _cut_name(name: str, most: int = 16) -> str:
-    """Cut a name to at most `most` letters, and escape what would start a formula."""
+def _cut_name(name: str) -> str:
+    """Cut a name to the length of a label, and escape what would start a formula."""
     name = printable_name(name)
-    cut = name if len(name) <= most else f"{name[: most - 1]}…"
+    cut = name if len(name) <= _MAX_LETTERS else f"{name[: _MAX_LETTERS - 1]}…"
     return cut.replace("$", r"\$")

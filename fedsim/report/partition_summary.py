@@ -135,7 +135,7 @@ class PartitionSummary:
 
 
 def load_partition_summary(
-    name: str, overrides: Iterable[str] = (), *, fetch: bool = False, trust: bool = False
+    name: str, overrides: Iterable[str], *, fetch: bool = False, trust: bool = False
 ) -> PartitionSummary:
     """Load a data set and partition it.
 

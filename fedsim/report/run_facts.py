@@ -290,7 +290,7 @@ def missing_updates_text(recording: Recording) -> str:
 
 
 def _promise(
-    experiment: Experiment, defense: Defense, clients: Mapping[int, PrivacySpending], victims: Sequence[int] = ()
+    experiment: Experiment, defense: Defense, clients: Mapping[int, PrivacySpending], victims: Sequence[int]
 ) -> str:
     """Say what a defense promises: what the ledger says was spent, or else what the first client would spend."""
     proof = prove_guarantee(experiment, defense, clients)

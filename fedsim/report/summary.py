@@ -368,7 +368,7 @@ def interval_text(mean: float, low: float, high: float) -> str:
     return f"{mean:.4g} ({low:.2g} to {high:.2g})"
 
 
-def explain_interval(mean: float, low: float = math.nan, high: float = math.nan, *, is_share: bool = False) -> str:
+def explain_interval(mean: float, low: float = math.nan, high: float = math.nan, *, is_share: bool) -> str:
     """Format a mean and its 95 % interval for a sentence; the mean alone without an interval.
 
     >>> explain_interval(1.0, 0.48, 1.0, is_share=True), explain_interval(15.24, 14.55, 15.93)

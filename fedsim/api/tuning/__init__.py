@@ -163,10 +163,10 @@ def tune_attacks(
     run: OpenRun | None,
     path: Path,
     *,
-    attack: str | None = None,
-    clients: int = CLIENTS,
-    iterations: int = ITERATIONS,
-    follow: ReportJobProgress | None = None,
+    attack: str | None,
+    clients: int,
+    iterations: int,
+    follow: ReportJobProgress | None,
 ) -> Tuning:
     """Tune the attacks of an experiment, or of its run, and write the attack file; see `tune`."""
     for name, count in (("clients", clients), ("iterations", iterations)):

@@ -145,7 +145,7 @@ def measure_chance_matches(
     truth: Truth,
     others: PublicExamples | None,
     weights: Path | None,
-    device: torch.device = CPU,
+    device: torch.device,
 ) -> MetricValues:
     """Return, by each metric whose evidence is `matches`, the share that claims match by chance.
 
