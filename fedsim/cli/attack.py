@@ -7,18 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedsim.cli.options import (
-    DataDir,
-    Key,
-    Overrides,
-    Quiet,
-    RunPath,
-    Trust,
-    Verbose,
-    finish_with_report,
-    use_data_dir,
-    use_key,
-)
+from fedsim.cli.options import DataDir, Key, Overrides, Quiet, RunPath, Trust, Verbose, finish_with_report
 
 
 def attack(
@@ -37,8 +26,6 @@ def attack(
     from fedsim.api.adversaries import read_adversary
     from fedsim.federation.open_run import OpenRun
 
-    use_data_dir(data_dir)
-    use_key(key)
     folder = OpenRun(run)
     adversary = read_adversary(folder, file, overrides or [], trust=trust)
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedsim.base.errors import ConfigError
-from fedsim.cli.options import DataDir, Overrides, Trust, console, use_data_dir
+from fedsim.cli.options import DataDir, Overrides, Trust, console
 
 
 def show_data(
@@ -23,7 +23,6 @@ def show_data(
     from fedsim.report.partition_picture import save_partition_picture
     from fedsim.report.partition_summary import client_table, dataset_table, load_partition_summary
 
-    use_data_dir(data_dir)
     if out is not None and out.suffix != ".png":
         raise ConfigError(f"--out {out}: the picture is a PNG; name a file that ends in .png")
     summary = load_partition_summary(name, overrides or [], fetch=download, trust=trust)

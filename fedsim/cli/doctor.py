@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 
 from fedsim.api.doctor import MachineCheck, run_checks
-from fedsim.cli.options import DataDir, finish, use_data_dir
+from fedsim.cli.options import DataDir, finish
 from fedsim.cli.plugins import lay_out
 
 _NAME_WIDTH = 16
@@ -16,7 +16,6 @@ def doctor(data_dir: DataDir = None) -> None:
 
     It ends with 1 where something is broken that fedsim cannot do without.
     """
-    use_data_dir(data_dir)
     broken: list[MachineCheck] = []
     for number, (part, results) in enumerate(groupby(run_checks(), key=lambda result: result.part)):
         print(f"{chr(10) * bool(number)}{part}:")  # noqa: T201

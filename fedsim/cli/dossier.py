@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedsim.cli.options import DataDir, Key, Trust, console, finish, use_data_dir, use_key
+from fedsim.cli.options import DataDir, Key, Trust, console, finish
 
 if TYPE_CHECKING:
     from fedsim.api.dossiers import WrittenDossier
@@ -34,8 +34,6 @@ def dossier(
     key: Key = None,
 ) -> None:
     """Write a dossier for a privacy officer: who sees what, what was attacked, what leaked, what is proved."""
-    use_data_dir(data_dir)
-    use_key(key)
     from fedsim.api.dossiers import write_dossier
 
     day = review_by.date() if review_by else None
@@ -65,8 +63,6 @@ def verify(
     key: Key = None,
 ) -> None:
     """Compute every number of a dossier again from its run, and say which are equal; exit code 1 where one is not."""
-    use_data_dir(data_dir)
-    use_key(key)
     from fedsim.api.dossiers import verify_dossier
 
     verification = verify_dossier(dossier, run, attack_files=attack or [], trust=trust)

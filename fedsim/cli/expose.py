@@ -11,19 +11,7 @@ from typing import Annotated
 import typer
 
 from fedsim.base.errors import ConfigError
-from fedsim.cli.options import (
-    DataDir,
-    Key,
-    Overrides,
-    Quiet,
-    Trust,
-    Verbose,
-    console,
-    finish,
-    number_of,
-    use_data_dir,
-    use_key,
-)
+from fedsim.cli.options import DataDir, Key, Overrides, Quiet, Trust, Verbose, console, finish, number_of
 
 
 def expose(
@@ -63,8 +51,6 @@ def expose(
     from fedsim.federation.open_run import OpenRun
     from fedsim.federation.reading import load_config
 
-    use_data_dir(data_dir)
-    use_key(key)
     run, is_run = OpenRun(experiment), experiment.is_dir()
     measure_settings = [text for text in overrides or [] if text.startswith("measure.")]
     other_settings = [text for text in overrides or [] if text not in measure_settings]

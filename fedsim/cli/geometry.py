@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedsim.base.errors import ConfigError
-from fedsim.cli.options import DataDir, Key, RunPath, Trust, console, format_rounds, number_of, use_data_dir, use_key
+from fedsim.cli.options import DataDir, Key, RunPath, Trust, console, format_rounds, number_of
 
 
 def geometry(
@@ -26,8 +26,6 @@ def geometry(
     from fedsim.federation.open_run import OpenRun
     from fedsim.report.geometry import draw_geometries, geometries_of_updates
 
-    use_data_dir(data_dir)
-    use_key(key)
     folder = OpenRun(run)
     folder.check_exists()
     with folder.hold_lock():

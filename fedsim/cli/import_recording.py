@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedsim.cli.options import Key, console, number_of, use_key
+from fedsim.cli.options import Key, console, number_of
 
 
 def import_recording(
@@ -21,7 +21,6 @@ def import_recording(
     """Make a recording of what the server of another framework (NVFlare, a loop of your own) wrote."""
     from fedsim.recording.exchange_files import import_exchange
 
-    use_key(key)
     transcript = import_exchange(exchange, run)
     headers = [transcript.header(number) for number in transcript.rounds]
     replies = [reply for header in headers for reply in header.replies]

@@ -18,7 +18,7 @@ from fedsim.base.errors import FedsimError, TranscriptError, one_line
 from fedsim.cli.inspect_adversary import describe_adversary
 from fedsim.cli.inspect_answers import show_answers
 from fedsim.cli.inspect_trees import show_trees
-from fedsim.cli.options import Key, RunPath, console, finish, number_of, use_key
+from fedsim.cli.options import Key, RunPath, console, finish, number_of
 
 if TYPE_CHECKING:
     from fedsim.recording.header import Reply
@@ -40,7 +40,6 @@ def inspect(
     from fedsim.recording.messages import read_messages
     from fedsim.recording.recording_folder import find_run
 
-    use_key(key)
     folder = OpenRun(run)
     folder.check_exists()
     folder.check_kinds()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedsim.cli.options import DataDir, Overrides, Trust, console, use_data_dir
+from fedsim.cli.options import DataDir, Overrides, Trust, console
 
 if TYPE_CHECKING:
     from fedsim.pitfalls.pitfall import Pitfall
@@ -32,7 +32,6 @@ def lint(
     from fedsim.api.linting import lint_file
     from fedsim.federation.reading import parse_override
 
-    use_data_dir(data_dir)
     pitfalls = lint_file(file, [parse_override(override) for override in overrides or []], trust=trust)
     if as_json:
         rows = [dataclasses.asdict(pitfall) for pitfall in pitfalls]

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fedsim.base.errors import ConfigError, RunError, join_first
-from fedsim.cli.options import DataDir, Key, RunPath, Trust, console, number_of, use_data_dir, use_key
+from fedsim.cli.options import DataDir, Key, RunPath, Trust, console, number_of
 
 _MAX_LISTED = 10
 """Most clients that a sentence names."""
@@ -26,8 +26,6 @@ def materialise(
     """Write updates that were recorded by recipe into the recording, for somebody who has no data."""
     from fedsim.federation.open_run import OpenRun
 
-    use_data_dir(data_dir)
-    use_key(key)
     folder = OpenRun(run)
     folder.check_exists()
     with folder.hold_lock():

@@ -40,14 +40,10 @@ _MAX_LETTERS = 10_000
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="Override one setting, e.g. attack.sme.iterations=200.")
 ]
-DataDir = Annotated[Path | None, typer.Option("--data-dir", help="The folder of data sets; FEDSIM_DATA by default.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors and the final table only.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print a line for each round and each client.")]
 Trust = Annotated[
     bool, typer.Option("--trust", help="Import code that a run folder names by module:callable; said each time.")
-]
-Key = Annotated[
-    Path | None, typer.Option("--key", metavar="FILE", help="Sign the run's manifest with this secret, or check that.")
 ]
 
 
@@ -66,19 +62,37 @@ RunPath = Annotated[
 ]
 
 
-def use_data_dir(folder: Path | None) -> None:
+def _use_data_dir(folder: Path | None) -> Path | None:
     """Make this process, and those it starts, look for data in `folder`."""
     if folder is not None:
         os.environ["FEDSIM_DATA"] = str(folder.resolve())
+    return folder
 
 
-def use_key(file: Path | None) -> None:
+def _use_key(file: Path | None) -> Path | None:
     """Make this process, and those it starts on any engine, sign with the secret in `file`."""
     from fedsim.recording import seals
 
     if file is not None:
         os.environ[seals.KEY_VARIABLE] = str(file.resolve())
     seals.signing_key()  # raises now if it cannot be used
+    return file
+
+
+# What these two say is done before the command begins, which need not read them.
+DataDir = Annotated[
+    Path | None,
+    typer.Option("--data-dir", help="The folder of data sets; FEDSIM_DATA by default.", callback=_use_data_dir),
+]
+Key = Annotated[
+    Path | None,
+    typer.Option(
+        "--key",
+        metavar="FILE",
+        help="Sign the run's manifest with this secret, or check that.",
+        callback=_use_key,
+    ),
+]
 
 
 def finish_with_report(done: AuditResult, quiet: bool = False) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedsim.cli.options import DataDir, Key, RunPath, Trust, finish_with_report, use_data_dir, use_key
+from fedsim.cli.options import DataDir, Key, RunPath, Trust, finish_with_report
 
 
 def report(run: RunPath, data_dir: DataDir = None, trust: Trust = False, key: Key = None) -> None:
@@ -10,6 +10,4 @@ def report(run: RunPath, data_dir: DataDir = None, trust: Trust = False, key: Ke
     from fedsim.api import pipeline
     from fedsim.federation.open_run import OpenRun
 
-    use_data_dir(data_dir)
-    use_key(key)
     finish_with_report(pipeline.report(OpenRun(run), trust=trust))

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from fedsim.base.errors import ConfigError
-from fedsim.cli.options import DataDir, Quiet, Verbose, console, finish, use_data_dir
+from fedsim.cli.options import DataDir, Quiet, Verbose, console, finish
 
 if TYPE_CHECKING:
     from fedsim.api.reproduce.figures import FigureVerdict
@@ -43,7 +43,6 @@ def reproduce(
     """
     from fedsim.api.reproduce.papers import find_tables, read_papers
 
-    use_data_dir(data_dir)
     tables = (
         find_tables(name)
         if name is not None

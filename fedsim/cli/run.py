@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedsim.base.errors import ConfigError
-from fedsim.cli.options import DataDir, Key, Overrides, Quiet, Trust, Verbose, finish_with_report, use_data_dir, use_key
+from fedsim.cli.options import DataDir, Key, Overrides, Quiet, Trust, Verbose, finish_with_report
 
 
 def run(
@@ -34,8 +34,6 @@ def run(
     from fedsim.federation.reading import load_config, parse_override
     from fedsim.federation.run_folder import default_folder, read_exposures
 
-    use_data_dir(data_dir)
-    use_key(key)
     if app is not None:
         if resume is not None:
             raise ConfigError(

@@ -14,19 +14,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from fedsim.base.errors import ConfigError
-from fedsim.cli.options import (
-    DataDir,
-    Key,
-    Overrides,
-    Quiet,
-    Trust,
-    Verbose,
-    console,
-    finish,
-    number_of,
-    use_data_dir,
-    use_key,
-)
+from fedsim.cli.options import DataDir, Key, Overrides, Quiet, Trust, Verbose, console, finish, number_of
 
 if TYPE_CHECKING:
     from fedsim.sweeps.grid import GridPoint
@@ -59,8 +47,6 @@ def sweep(
     from fedsim.sweeps.file import read_sweep
     from fedsim.sweeps.grid import build_grid
 
-    use_data_dir(data_dir)
-    use_key(key)
     changes = [parse_override(override) for override in overrides or []]
     if app is not None:
         if cells is not None:

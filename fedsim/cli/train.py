@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from fedsim.cli.options import DataDir, Overrides, Quiet, Trust, Verbose, console, use_data_dir
+from fedsim.cli.options import DataDir, Overrides, Quiet, Trust, Verbose, console
 
 
 def train(
@@ -23,7 +23,6 @@ def train(
     r"""Train without an adversary and keep models at the rounds and epochs that \[states] names."""
     from fedsim.federation.reading import load_config
 
-    use_data_dir(data_dir)
     config = load_config(file, overrides or [], trust=trust)
 
     from fedsim.cli.work_shown import show_work

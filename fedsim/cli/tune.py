@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from fedsim.cli.options import DataDir, Quiet, Trust, Verbose, console, use_data_dir
+from fedsim.cli.options import DataDir, Quiet, Trust, Verbose, console
 
 if TYPE_CHECKING:
     from fedsim.api.tuning.trials import TunedAttack
@@ -30,8 +30,6 @@ def tune(
     trust: Trust = False,
 ) -> None:
     """Choose settings of attacks by trials on simulated clients of public data, and write an attack file."""
-    use_data_dir(data_dir)
-
     from fedsim.api.tuning import read_experiment, tune_attacks
     from fedsim.cli.work_shown import show_work
 
