@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
-
-import torch
-from torch import Tensor
 
 from fedsim.base.errors import AttackError
 from fedsim.interfaces.findings import Finding
@@ -36,21 +31,3 @@ class ExampleCount(Finding):
                 f"the attack claims N of {self.count} in a range from {self.lowest} to {self.highest}, expected "
                 "integers of at least 1 in ascending order"
             )
-
-    @property
-    def claim_tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that are saved for the claim, by name, without the trace."""
-        return {name: torch.tensor(getattr(self, name)) for name in ("count", "lowest", "highest")}
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], trace: Mapping[str, Tensor]) -> Self:
-        """Make the finding from its `claim_tensors`."""
-        numbers = {}
-        for name in ("count", "lowest", "highest"):
-            tensor = tensors[name]
-            if tensor.ndim or tensor.dtype != torch.int64:
-                raise AttackError(
-                    f"the attack claims {name} of {tensor.dtype}, shape {tuple(tensor.shape)}, expected one integer"
-                )
-            numbers[name] = int(tensor)
-        return cls(**numbers, trace=trace)

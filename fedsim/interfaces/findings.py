@@ -7,7 +7,6 @@ plug-in of the group `fedsim.findings`.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, Self, get_args
@@ -44,7 +43,7 @@ _SHARE_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding(ABC):
+class Finding:
     """Claim of an attack: a frozen dataclass whose constructor checks it.
 
     Attributes:
@@ -69,12 +68,16 @@ class Finding(ABC):
         return describe_fields(self)
 
     @property
-    @abstractmethod
     def claim_tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that are saved for the claim, by name, without the trace."""
+        """Return the tensors that are saved for the claim, by name, without the trace.
+
+        Here they are the fields, which are tensors or integers; a class with other fields overrides this and
+        `from_tensors`.
+        """
+        values = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "trace"}
+        return {name: value if isinstance(value, Tensor) else torch.tensor(value) for name, value in values.items()}
 
     @classmethod
-    @abstractmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], trace: Mapping[str, Tensor]) -> Self:
         """Make the finding from its `claim_tensors`.
 
@@ -82,6 +85,13 @@ class Finding(ABC):
             KeyError: a tensor is missing.
             AttackError: a tensor is invalid.
         """
+        values: dict[str, Any] = {}
+        for item in fields(cls):
+            if item.name == "trace":
+                continue
+            tensor = tensors[item.name]
+            values[item.name] = _read_integer(item.name, tensor) if item.type in (int, "int") else tensor
+        return cls(**values, trace=trace)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -384,16 +394,6 @@ class Membership(Finding):
             raise AttackError("the attack claims scores that are NaN")
         super().__post_init__()
 
-    @property
-    def claim_tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that are saved for the claim, by name, without the trace."""
-        return {"scores": self.scores}
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], trace: Mapping[str, Tensor]) -> Self:
-        """Make the finding from its `claim_tensors`."""
-        return cls(scores=tensors["scores"], trace=trace)
-
 
 @dataclass(frozen=True, kw_only=True)
 class LabelDistribution(Finding):
@@ -423,16 +423,6 @@ class LabelDistribution(Finding):
     def mean_shares(self) -> Tensor:
         """Return `class`, float64, the mean over rounds, which is the claim that is scored."""
         return self.shares.double().mean(0)
-
-    @property
-    def claim_tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that are saved for the claim, by name, without the trace."""
-        return {"rounds": self.rounds, "shares": self.shares}
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], trace: Mapping[str, Tensor]) -> Self:
-        """Make the finding from its `claim_tensors`."""
-        return cls(rounds=tensors["rounds"], shares=tensors["shares"], trace=trace)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -470,16 +460,6 @@ class PropertyPresence(Finding):
         check_messages(self.clients, self.rounds, len(self.scores))
         super().__post_init__()
 
-    @property
-    def claim_tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that are saved for the claim, by name, without the trace."""
-        return {name: getattr(self, name) for name in ("clients", "rounds", "scores", "shares")}
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], trace: Mapping[str, Tensor]) -> Self:
-        """Make the finding from its `claim_tensors`."""
-        return cls(**{name: tensors[name] for name in ("clients", "rounds", "scores", "shares")}, trace=trace)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Linkage(Finding):
@@ -516,23 +496,6 @@ class Linkage(Finding):
             )
         super().__post_init__()
 
-    @property
-    def claim_tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that are saved for the claim, by name, without the trace."""
-        first = torch.tensor(self.first_round)
-        return {"first_round": first, "clients": self.clients, "rounds": self.rounds, "scores": self.scores}
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], trace: Mapping[str, Tensor]) -> Self:
-        """Make the finding from its `claim_tensors`."""
-        return cls(
-            first_round=int(tensors["first_round"]),
-            clients=tensors["clients"],
-            rounds=tensors["rounds"],
-            scores=tensors["scores"],
-            trace=trace,
-        )
-
 
 def client_ids(clients: Iterable[int]) -> Tensor:
     """Return ids of clients as int64, or as uint64 where one does not fit.
@@ -541,6 +504,13 @@ def client_ids(clients: Iterable[int]) -> Tensor:
     """
     ids = list(clients)
     return torch.tensor(ids, dtype=torch.uint64 if max(ids, default=0) >= 1 << 63 else torch.int64)
+
+
+def _read_integer(name: str, tensor: Tensor) -> int:
+    """Return the integer that a tensor saves."""
+    if tensor.ndim or tensor.dtype != torch.int64:
+        raise tensor_error(name, tensor, "one integer")
+    return int(tensor)
 
 
 def _check_claims(claims: ClaimScope) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -40,18 +38,6 @@ class RowLabels(Finding):
         if self.scores.shape[1] < 2:
             raise AttackError("the attack scores one class, expected at least 2")
 
-    @property
-    def claim_tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that are saved for the claim, by name, without the trace."""
-        counted = torch.tensor(self.counted)
-        return {"rows": self.rows, "steps": self.steps, "scores": self.scores, "counted": counted}
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], trace: Mapping[str, Tensor]) -> Self:
-        """Make the finding from its `claim_tensors`."""
-        counted = int(tensors["counted"])
-        return cls(rows=tensors["rows"], steps=tensors["steps"], scores=tensors["scores"], counted=counted, trace=trace)
-
 
 @dataclass(frozen=True, kw_only=True)
 class RowFeatures(Finding):
@@ -76,16 +62,6 @@ class RowFeatures(Finding):
         _check_matrix(self.data, len(self.rows), "data")
         if not (self.data.min() >= 0 and self.data.max() <= 1):
             raise AttackError("the attack claims data outside [0, 1]")
-
-    @property
-    def claim_tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that are saved for the claim, by name, without the trace."""
-        return {"rows": self.rows, "data": self.data, "counted": torch.tensor(self.counted)}
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], trace: Mapping[str, Tensor]) -> Self:
-        """Make the finding from its `claim_tensors`."""
-        return cls(rows=tensors["rows"], data=tensors["data"], counted=int(tensors["counted"]), trace=trace)
 
 
 def _check_ids(ids: object, name: str) -> None:
