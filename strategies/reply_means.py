@@ -82,7 +82,9 @@ class ReplyCollector:
         metrics = self._average_metrics(contents, metric_key, weights)
         metrics[self._weight_key] = sum(weights)
         arrays = _average_arrays([content[array_key] for content in contents], weights)  # type: ignore[misc]
-        self._replies.append(_with_content(self._group[0], RecordDict({array_key: arrays, metric_key: metrics})))
+        content = RecordDict({array_key: arrays, metric_key: metrics})
+        metadata = self._group[0].metadata
+        self._replies.append(Message(content=content, metadata=metadata))  # type: ignore[call-overload]
         self._group = []
 
     def _average_metrics(self, contents: list[RecordDict], key: str, weights: Sequence[float]) -> MetricRecord:
@@ -135,7 +137,3 @@ def _weight_key(strategy: Strategy) -> str:
 
 def _reply_bytes(messages: Sequence[Message]) -> int:
     return array_bytes(messages[0].content) if messages else 0
-
-
-def _with_content(reply: Message, content: RecordDict) -> Message:
-    return Message(content=content, metadata=reply.metadata)  # type: ignore[call-overload, no-any-return]

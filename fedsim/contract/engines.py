@@ -63,7 +63,7 @@ def is_an_engine(subject: CheckedPlugin) -> None:
 
 def records_same_bytes(subject: CheckedPlugin) -> None:
     """It gives the same recording, model and metrics as engine `serial`, to the byte."""
-    expected, got = _hash_results(_run_on_serial(subject)), _hash_results(_run_on_subject(subject))
+    expected, got = _hash_results(_run(subject, "serial", "expected")), _hash_results(_run_on_subject(subject))
     for name, content_hash in expected.items():
         expect(name in got, f"its run has no {name}")
         expect(got[name] == content_hash, f"its {name} is not that of engine 'serial'")
@@ -96,10 +96,6 @@ CHECKS = (
     cleans_up,
     reports_failures,
 )
-
-
-def _run_on_serial(subject: CheckedPlugin) -> OpenRun:
-    return _run(subject, "serial", "expected")
 
 
 def _run_on_subject(subject: CheckedPlugin) -> OpenRun:

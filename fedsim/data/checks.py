@@ -172,7 +172,8 @@ def _check_inputs(dataset: Dataset, examples: Examples) -> str:
     low, high = (0, dataset.vocabulary - 1) if dataset.vocabulary else dataset.value_range
     lowest, highest = _input_range(examples)
     if not lowest <= highest:
-        return f"has a NaN in example {_first_nan(examples.raw)}"
+        first = int(examples.raw.isnan().flatten(1).any(1).nonzero()[0])
+        return f"has a NaN in example {first}"
     if not math.isfinite(highest - lowest):
         return f"has inputs from {lowest:g} to {highest:g}, expected finite numbers; mend the data"
     tolerance = 0 if dataset.vocabulary else 1e-6 * (high - low)
@@ -190,10 +191,6 @@ def _input_range(examples: Examples) -> tuple[float, float]:
     if examples.raw.dtype == torch.uint8 and scale <= 1 / 255:
         return 0.0, 255 * scale  # the type's range: the true one would need all mapped images
     return examples.raw.min().item() * scale, examples.raw.max().item() * scale
-
-
-def _first_nan(raw: Tensor) -> int:
-    return int(raw.isnan().flatten(1).any(1).nonzero()[0])
 
 
 def _check_groups(dataset: Dataset, examples: Examples) -> str:

@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,10 +117,7 @@ def file_moments(
     table = experiment.config.states
     names = [f"round-{number}" for number in table.rounds]
     names += [f"epoch-{number}" for number in table.epochs]
-
-    def make_folder() -> TrainingStates:
-        return make_states(experiment.config, name, None)
-
+    make_folder = partial(make_states, experiment.config, name, None)
     return _check_distinct(_state_moments(experiment, states, names, make_folder, clients))
 
 

@@ -55,7 +55,7 @@ def batched_steps(entries: Sequence[BatchEntry]) -> list[list[Step] | None]:
     steps_by_entry: dict[BatchEntry, list[Step]] = {}
     for group in _group_by_key(entries):
         batch_size = memory_budget(group[0].device) // max(entry.bytes_per_restart for entry in group)
-        if min(batch_size, _count_restarts(group)) < 2:
+        if min(batch_size, sum(len(entry.task.restarts) for entry in group)) < 2:
             continue
         slots = []
         for entry in group:
@@ -78,10 +78,6 @@ def batched_steps(entries: Sequence[BatchEntry]) -> list[list[Step] | None]:
                 if entry not in faults:
                     steps_by_entry.setdefault(entry, []).append(call.step(slot))
     return [steps_by_entry.get(entry) for entry in entries]
-
-
-def _count_restarts(entries: Sequence[BatchEntry]) -> int:
-    return sum(len(entry.task.restarts) for entry in entries)
 
 
 def _group_by_key(entries: Sequence[BatchEntry]) -> list[list[BatchEntry]]:

@@ -10,7 +10,9 @@ from torch.func import functional_call
 
 from fedsim.base.errors import AttackError, first_line, is_device_failure
 from fedsim.base.randomness import generator
+from fedsim.interfaces.attack import Knowledge
 from fedsim.inversion.problem import InversionProblem
+from fedsim.inversion.shared_setup import ask_once
 
 LayerCall = tuple[str, nn.Module, tuple[Tensor, ...], Tensor]
 """A layer's name, the layer, its inputs and its output."""
@@ -32,6 +34,19 @@ def check_inputs(problem: InversionProblem, dummy: Tensor) -> Tensor:
             f"{problem.where}: the model does not take inputs of shape {tuple(dummy.shape)} "
             f"({first_line(error)}); check input_shape, and that the model is the federation's"
         ) from error
+
+
+def find_output_shape(problem: InversionProblem, knowledge: Knowledge, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of the outputs for one of the examples in data of a shape.
+
+    Raises:
+        AttackError: the model does not take such data.
+    """
+
+    def compute_shape() -> torch.Size:
+        return check_inputs(problem, problem.before[0].new_zeros(shape)).shape[1:]
+
+    return tuple(ask_once(f"outputs for {shape}", problem.model, knowledge, compute_shape))
 
 
 def check_differentiability(

@@ -25,7 +25,7 @@ from fedsim.inversion.batched_call import BatchEntry
 from fedsim.inversion.batched_restarts import batched_steps, batching_pays, fit_in_memory
 from fedsim.inversion.compiled import make_compiled_steps
 from fedsim.inversion.descent import Step, Trial, divergence_error, iterate_descent, run_to_end
-from fedsim.inversion.differentiability import check_inputs
+from fedsim.inversion.differentiability import find_output_shape
 from fedsim.inversion.inversion_task import InversionTask
 from fedsim.inversion.labels.problem_labels import find_labels
 from fedsim.inversion.problem import InversionProblem
@@ -35,7 +35,7 @@ from fedsim.inversion.recipe import INPUT_MOMENTS, MEAN_GRADIENT_FACTS, Recipe
 from fedsim.inversion.recipe_changes import match_mixtures, match_private_parts, optimise_vector_targets
 from fedsim.inversion.restart import Restart
 from fedsim.inversion.round_robin import run_round_robin
-from fedsim.inversion.shared_setup import ModelCopies, ask_once, share_model
+from fedsim.inversion.shared_setup import ModelCopies, share_model
 from fedsim.inversion.training_mismatch import OPTIMIZER_FACTS, warn_of_dropout, warn_unless_plain_sgd
 from fedsim.recording.wire_format import Update
 from fedsim.training.settings import known_steps
@@ -240,11 +240,7 @@ class GradientInversion(Attack):
         # Check the shapes of inputs and outputs.
         shape = (update.num_examples * recipe.epochs, *(knowledge.input_shape or ()))
         recipe = add_public_prior(recipe, problem, self.prior, self.prior_weight, self.components, shape[1:])
-
-        def find_output_shape() -> torch.Size:
-            return check_inputs(problem, problem.before[0].new_zeros(shape)).shape[1:]
-
-        output_shape = tuple(ask_once(f"outputs for {shape}", problem.model, knowledge, find_output_shape))
+        output_shape = find_output_shape(problem, knowledge, shape)
         # Prepare the labels.
         if any(defense.mixes for defense in problem.defenses):
             recipe, problem = match_mixtures(recipe, problem, output_shape)

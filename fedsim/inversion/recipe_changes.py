@@ -11,7 +11,7 @@ from fedsim.base.errors import KnowledgeError
 from fedsim.base.loss_term import prediction_loss
 from fedsim.base.task import Goal, takes_targets
 from fedsim.interfaces.attack import Knowledge, warn
-from fedsim.inversion.differentiability import check_inputs
+from fedsim.inversion.differentiability import find_output_shape
 from fedsim.inversion.named_states import missing_part_error, running_statistic_names
 from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.recipe import Recipe
@@ -48,7 +48,8 @@ def optimise_vector_targets(recipe: Recipe, problem: InversionProblem, update: U
     is_decided = knowledge.labels is not None or recipe.label_step_size is not None
     if problem.goal == "classes" or is_decided:
         return recipe
-    if problem.goal != "masks" and _num_outputs(problem, update, knowledge) == 1:
+    shape = (update.num_examples, *(knowledge.input_shape or ()))
+    if problem.goal != "masks" and find_output_shape(problem, knowledge, shape)[-1] == 1:
         single = torch.zeros(2, 1)
         if problem.goal == "numbers" or not takes_targets(prediction_loss(problem.loss), single, single):
             return recipe
@@ -66,12 +67,6 @@ _TARGETS: Mapping[Goal, str] = {
     "numbers": "several numbers an example",
     "masks": "masks",
 }
-
-
-def _num_outputs(problem: InversionProblem, update: Update, knowledge: Knowledge) -> int:
-    """Return how many outputs the model gives for an example."""
-    shape = (update.num_examples, *(knowledge.input_shape or ()))
-    return check_inputs(problem, problem.before[0].new_zeros(shape)).shape[-1]
 
 
 def match_mixtures(

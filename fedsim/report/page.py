@@ -25,7 +25,7 @@ from fedsim.report.reported_run import ReportedRun, open_reported_run
 from fedsim.report.round_leakage import draw_rounds, split_by_round
 from fedsim.report.run_facts import describe_setting
 from fedsim.report.sections import render_sections
-from fedsim.report.verdicts import LEAKS, ScoreReading
+from fedsim.report.verdicts import LEAKS
 
 
 def write_report(
@@ -64,7 +64,9 @@ def write_report(
         accuracy=_write_accuracy(run),
         no_learning=run.no_learning.sentence,
         epsilon=final_epsilon(run.metrics),
-        certainty=CERTAINTY if any(_is_leak(reading) for reading in run.readings) else "",
+        certainty=CERTAINTY
+        if any(reading.verdict == LEAKS and not reading.baseline for reading in run.readings)
+        else "",
         next_steps=_suggest_next_steps(run),
         cards=attack_cards(run.readings, run.findings, run.extreme_examples, run.example_scores, leakages),
         round_charts=draw_rounds(leakages),
@@ -88,10 +90,6 @@ def _write_accuracy(run: ReportedRun) -> str:
     if run.readings or run.reported_accuracy is not None:
         return describe_accuracy(run.metrics, run.config, run.reported_accuracy)
     return final_accuracy(run.metrics, run.config)
-
-
-def _is_leak(reading: ScoreReading) -> bool:
-    return reading.verdict == LEAKS and not reading.baseline
 
 
 def _suggest_next_steps(run: ReportedRun) -> list[NextStep]:

@@ -20,7 +20,6 @@ from fedsim.base.errors import (
 from fedsim.base.progress import track
 from fedsim.base.randomness import use_one_thread
 from fedsim.federation.build import Experiment
-from fedsim.federation.open_run import OpenRun
 from fedsim.sweeps.cells import InvalidPoint, SweepCell, build_cells
 from fedsim.sweeps.controls import ControlledCells, find_controls
 from fedsim.sweeps.file import SweepFile
@@ -176,14 +175,11 @@ def _find_inapplicable(cells: Iterable[SweepCell], store: CellStore) -> dict[str
         experiment = Experiment(group[0].config)
         experiment_error = _error_of(experiment.check)
         for cell in group:
-            audit = _make_audit(cell, experiment, store.cell(cell.key).folder)
+            folder = store.cell(cell.key).folder
+            audit = Audit(folder=folder, spec=cell.config, experiment=experiment, base_folder=folder.path, trust=True)
             if reason := experiment_error or _error_of(audit.check) or audit.refusal_reasons.get(cell.title, ""):
                 reasons[cell.key] = reason
     return reasons
-
-
-def _make_audit(cell: SweepCell, experiment: Experiment, folder: OpenRun) -> Audit:
-    return Audit(folder=folder, spec=cell.config, experiment=experiment, base_folder=folder.path, trust=True)
 
 
 def _error_of(check: Callable[[], object]) -> str:

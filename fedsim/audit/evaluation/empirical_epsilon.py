@@ -239,7 +239,7 @@ def _audit_defense(
     table = experiment.config.canaries
     assert table is not None
     budget = spending_by_client(ledger, label).get(client)
-    rounds = budget.rounds if budget else _count_rounds(transcript, client)
+    rounds = budget.rounds if budget else sum(client in transcript.clients(number) for number in transcript.rounds)
     canaries = Canaries(seed=experiment.seed, client=client, count=table.count)
     mechanisms = collect_mechanisms(ledger, label, client) or ()
     if audited_hook(defense) == "on_examples":
@@ -320,10 +320,6 @@ def _model_scores(experiment: Experiment, folder: OpenRun, canaries: Canaries) -
 def _summarise_rounds(moves: Tensor) -> Tensor:
     """Return `kind canary`: of `round canary` their sum and, where there are several, standard deviation."""
     return torch.stack([moves.sum(0), moves.std(0)]) if len(moves) > 1 else moves
-
-
-def _count_rounds(transcript: Transcript, client: int) -> int:
-    return sum(client in transcript.clients(number) for number in transcript.rounds)
 
 
 def _update_scores(

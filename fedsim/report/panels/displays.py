@@ -12,7 +12,6 @@ from torch import Tensor
 from fedsim.audit.evaluation.display import DisplayMatrix, DisplayTable
 from fedsim.interfaces.panel import Panel
 from fedsim.report.charts import HeatMapCell, draw_heat_map
-from fedsim.report.finding_views import FindingView
 from fedsim.report.html import render_fragment
 from fedsim.report.reported_run import ReportedRun
 from fedsim.report.victim_groups import MAX_SHOWN_GROUPS
@@ -32,7 +31,7 @@ class DisplaysPanel(Panel):
 
     def render(self, run: ReportedRun) -> Markup | None:
         """Return them below the name of each attack and victim; None where there are none."""
-        findings = [finding for finding in run.findings if _has_parts(finding)]
+        findings = [finding for finding in run.findings if finding.numbers or finding.tables or finding.matrices]
         if not findings:
             return None
         shown_findings = []
@@ -43,10 +42,6 @@ class DisplaysPanel(Panel):
             parts = {"numbers": numbers, "tables": tables, "heat_maps": heat_maps}
             shown_findings.append({"about": finding.about, **parts})
         return render_fragment("displays.html.j2", findings=shown_findings, total=len(findings))
-
-
-def _has_parts(finding: FindingView) -> bool:
-    return bool(finding.numbers or finding.tables or finding.matrices)
 
 
 @dataclass(frozen=True, kw_only=True)
