@@ -79,100 +79,7 @@ class Experiment:
         with protect_defaults("code that the experiment names (data, model, strategy, a defense or a measure)"):
             check_experiment(self)
 
-    def strategy_settings(self, strategy: Any) -> Mapping[str, Any]:
-        """Return the settings of the strategy: those of the file, or the attributes of an object."""
-        return vars(strategy) if is_object(self.config.strategy.name) else self._strategy_settings
-
-    @property
-    def federation_privacy(self) -> FederationPrivacy | None:
-        """Return what the server or the protocol promises besides the clients' defenses, if anything.
-
-        Raises:
-            ConfigError: it promises nothing, or no noise keeps to epsilon.
-        """
-        return self.central_privacy or self.distributed_privacy
-
-    @cached_property
-    def distributed_privacy(self) -> DistributedPrivacy | None:
-        """Return the mechanism of the sums under secure aggregation; None without noise.
-
-        Raises:
-            ConfigError: it promises nothing, no noise keeps to epsilon, or a sum would not fit.
-        """
-        table, secure_table = self.config.distributed_privacy, self.config.secure_aggregation
-        if table is None or secure_table is None:
-            return None
-        federation = self.config.federation
-        num_asked = sample_size(self.strategy_settings(self.new_strategy()), federation.clients)
-        dimension = sum(tensor.numel() for tensor in self.initial_state().values())
-        groups = SumGroups(table=secure_table, num_asked=num_asked, dimension=dimension)
-        return make_distributed_privacy(table, groups, federation.clients, federation.rounds)
-
-    @cached_property
-    def central_privacy(self) -> CentralPrivacy | None:
-        """Return the mechanism by which a trusted server releases its models; None without one.
-
-        Raises:
-            ConfigError: it promises nothing, or no noise keeps to epsilon.
-        """
-        table, federation = self.config.central_privacy, self.config.federation
-        if table is None:
-            return None
-        settings = self.strategy_settings(self.new_strategy())
-        return make_central_privacy(table, settings, federation.clients, federation.rounds)
-
-    @cached_property
-    def reported_counts(self) -> list[int]:
-        """Return the number of examples that each client reports as N.
-
-        For clients that send a gradient it is the size of one mini-batch.
-        """
-        if self.training.sends == "gradient":
-            return [min(count, self.training.batch_size) for count in self.data.counts]
-        return list(self.data.counts)
-
-    def trial_round(self) -> LocalRound:
-        """Return the round of a client that takes a single step on two examples, for trials."""
-        two_examples = slice(0, 2)
-        inputs = self.data.to_model(self.dataset.train.inputs(two_examples))
-        labels = self.dataset.train.labels[two_examples]
-        training = dataclasses.replace(self.training, local_epochs=None, local_steps=1)
-        share = LocalData(inputs=inputs, labels=labels, key=("check",), order=(torch.arange(len(labels)),))
-        return LocalRound.create(self.model_with_state(self.initial_state()), share, training, self.client_loss)
-
-    def client_canaries(self, client: int) -> Canaries | None:
-        """Return the canaries of `client`; None where no defense bounds its examples."""
-        if client not in self._canary_clients or "on_examples" not in map(audited_hook, self.defenses):
-            return None
-        assert self.config.canaries is not None
-        return Canaries(seed=self.seed, client=client, count=self.config.canaries.count)
-
-    @cached_property
-    def server_canaries(self) -> Canaries | None:
-        """Return the canaries that are clients themselves, with one id after those of the others."""
-        if self.config.canaries is None or self.config.central_privacy is None:
-            return None
-        return Canaries(seed=self.seed, client=self.config.federation.clients, count=self.config.canaries.count)
-
-    @cached_property
-    def _canary_clients(self) -> frozenset[int]:
-        return frozenset(self.config.canary_clients)
-
-    @cached_property
-    def setting(self) -> Setting:
-        """Return the setting in which defenses work."""
-        has_tokens = self.dataset.task.vocabulary > 0
-        low, high = ([], []) if has_tokens else self.data.value_range()
-        floating = {name: tensor for name, tensor in self.initial_state().items() if tensor.is_floating_point()}
-        return Setting(
-            update={name: torch.zeros_like(tensor) for name, tensor in floating.items()},
-            task=self.dataset.task,
-            training=self.training,
-            rounds=self.config.federation.rounds,
-            clients=self.config.federation.clients,
-            num_examples=self.data.counts,
-            value_range=None if has_tokens else (tuple(low), tuple(high)),
-        )
+    # The data.
 
     @cached_property
     def dataset(self) -> Dataset:
@@ -194,17 +101,17 @@ class Experiment:
     @cached_property
     def data(self) -> FederatedData:
         """Return the data set, partitioned among the clients."""
-        data = self._source.data if self._source and self._source.has_same_data(self.config) else self._partition_data()
+        source = self._source
+        data = source.data if source is not None and source.has_same_data(self.config) else self._partition_data()
         if self.config._data:
             check_same_data(self.config._data, data.sha256)
         return data
 
     def has_same_data(self, config: Config) -> bool:
         """Tell whether `config` describes the same data, and the same clients to hold it."""
-        federations = (self.config.federation, config.federation)
-        (clients, seed), others = ((federation.clients, federation.seed) for federation in federations)
-        tables = (self.config.data, self.config.partition)
-        return tables == (config.data, config.partition) and (clients, seed) == others
+        has_same_tables = self.config.data == config.data and self.config.partition == config.partition
+        has_same_clients = self.config.federation.clients == config.federation.clients
+        return has_same_tables and has_same_clients and self.seed == config.federation.seed
 
     def _partition_data(self) -> FederatedData:
         table = self.config.partition
@@ -218,6 +125,61 @@ class Experiment:
             test_by=table.test_by,
             standardise=self.config.data.standardise,
         )
+
+    def local_data(self, clients: Sequence[int], number: int, settings: LocalTraining) -> list[LocalData]:
+        """Return each client's data for training in round `number`, by the server's `settings`."""
+        pairs = zip(clients, self.data.model_examples(clients), strict=True)
+        return [self.make_local_data(client, number, settings, *examples) for client, examples in pairs]
+
+    def make_local_data(
+        self, client: int, number: int, settings: LocalTraining, inputs: Tensor, labels: Tensor
+    ) -> LocalData:
+        """Return the data of `client` for round `number` from these examples, in model units."""
+        return LocalData(
+            inputs=inputs,
+            labels=labels,
+            key=(self.seed, "train", number, client),
+            order=round_batches(len(labels), settings, seed=self.seed, client=client, number=number),
+        )
+
+    def trial_round(self) -> LocalRound:
+        """Return the round of a client that takes a single step on two examples, for trials."""
+        two_examples = slice(0, 2)
+        inputs = self.data.to_model(self.dataset.train.inputs(two_examples))
+        labels = self.dataset.train.labels[two_examples]
+        training = dataclasses.replace(self.training, local_epochs=None, local_steps=1)
+        share = LocalData(inputs=inputs, labels=labels, key=("check",), order=(torch.arange(len(labels)),))
+        return LocalRound.create(self.model_with_state(self.initial_state()), share, training, self.client_loss)
+
+    def attacked_examples(self, client: int, number: int) -> tuple[Tensor, Tensor]:
+        """Return the inputs, in the data set's value range, and labels behind a client's message.
+
+        They are all training examples of `client`, or the mini-batch of round `number` where
+        clients send gradients.
+        """
+        examples, index = self.dataset.train, self.attacked_indices(client, number)
+        return examples.inputs(index), examples.labels[index]
+
+    def attacked_indices(self, client: int, number: int) -> Tensor:
+        """Return the indices of these examples among all training examples, `example`."""
+        index = torch.from_numpy(self.data.indices(client)[0])
+        if self.training.sends == "weights":
+            return index
+        order = round_batches(len(index), self.training, seed=self.seed, client=client, number=number)
+        assert order is not None
+        return index[order[0]]
+
+    @cached_property
+    def reported_counts(self) -> list[int]:
+        """Return the number of examples that each client reports as N.
+
+        For clients that send a gradient it is the size of one mini-batch.
+        """
+        if self.training.sends == "gradient":
+            return [min(count, self.training.batch_size) for count in self.data.counts]
+        return list(self.data.counts)
+
+    # The model and its weights.
 
     @property
     def model(self) -> nn.Module:
@@ -320,6 +282,8 @@ class Experiment:
                 redraw_weights(model)
         return copy_state(model)
 
+    # The server.
+
     def new_strategy(self) -> Any:
         """Build the Flower strategy that the experiment names, without memory of earlier rounds.
 
@@ -341,12 +305,36 @@ class Experiment:
         check_strategy(strategy, settings, clients)
         return strategy
 
+    def strategy_settings(self, strategy: Any) -> Mapping[str, Any]:
+        """Return the settings of the strategy: those of the file, or the attributes of an object."""
+        return vars(strategy) if is_object(self.config.strategy.name) else self._strategy_settings
+
     @property
     def _strategy_settings(self) -> dict[str, Any]:
         """Return the settings of the named strategy, which by default waits for one client."""
         parameters = registry.setting_parameters(registry.load("strategies", self.config.strategy.name))
         defaults = dict.fromkeys((key for key in MIN_CLIENT_KEYS if key in parameters), 1)
         return defaults | self.config.strategy.settings
+
+    @property
+    def server_rate(self) -> float | None:
+        """Return the step size of a server that receives gradients, if its strategy sets one.
+
+        Raises:
+            ConfigError: `learning_rate` of the strategy is no step size.
+        """
+        table = self.config.strategy
+        rate = vars(find_object(table.name)).get("learning_rate") if is_object(table.name) else None
+        rate = table.settings.get("learning_rate", rate)
+        if rate is None:
+            return None
+        if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 < rate < math.inf:
+            raise ConfigError(
+                f"strategy.learning_rate: the server takes the steps, expected a finite value above 0, got {rate}"
+            )
+        return float(rate)
+
+    # Local training.
 
     @cached_property
     def training(self) -> LocalTraining:
@@ -386,65 +374,6 @@ class Experiment:
         """Return the task's loss with the term of a model that adds one, before labels are smoothed."""
         return add_model_term(self.dataset.task.loss, self.model)
 
-    @property
-    def server_rate(self) -> float | None:
-        """Return the step size of a server that receives gradients, if its strategy sets one.
-
-        Raises:
-            ConfigError: `learning_rate` of the strategy is no step size.
-        """
-        table = self.config.strategy
-        rate = vars(find_object(table.name)).get("learning_rate") if is_object(table.name) else None
-        rate = table.settings.get("learning_rate", rate)
-        if rate is None:
-            return None
-        if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 < rate < math.inf:
-            raise ConfigError(
-                f"strategy.learning_rate: the server takes the steps, expected a finite value above 0, got {rate}"
-            )
-        return float(rate)
-
-    def attacked_examples(self, client: int, number: int) -> tuple[Tensor, Tensor]:
-        """Return the inputs, in the data set's value range, and labels behind a client's message.
-
-        They are all training examples of `client`, or the mini-batch of round `number` where
-        clients send gradients.
-        """
-        examples, index = self.dataset.train, self.attacked_indices(client, number)
-        return examples.inputs(index), examples.labels[index]
-
-    def attacked_indices(self, client: int, number: int) -> Tensor:
-        """Return the indices of these examples among all training examples, `example`."""
-        index = torch.from_numpy(self.data.indices(client)[0])
-        if self.training.sends == "weights":
-            return index
-        order = round_batches(len(index), self.training, seed=self.seed, client=client, number=number)
-        assert order is not None
-        return index[order[0]]
-
-    def local_data(self, clients: Sequence[int], number: int, settings: LocalTraining) -> list[LocalData]:
-        """Return each client's data for training in round `number`, by the server's `settings`."""
-        pairs = zip(clients, self.data.model_examples(clients), strict=True)
-        return [self.make_local_data(client, number, settings, *examples) for client, examples in pairs]
-
-    def make_local_data(
-        self, client: int, number: int, settings: LocalTraining, inputs: Tensor, labels: Tensor
-    ) -> LocalData:
-        """Return the data of `client` for round `number` from these examples, in model units."""
-        return LocalData(
-            inputs=inputs,
-            labels=labels,
-            key=(self.seed, "train", number, client),
-            order=round_batches(len(labels), settings, seed=self.seed, client=client, number=number),
-        )
-
-    def is_straggler(self, client: int, number: int) -> bool:
-        """Tell whether `client` does not answer in round `number`."""
-        probability = self.config.federation.straggler_probability
-        if not probability:
-            return False
-        return float(numpy_generator(self.seed, "train", number, client, "straggler").random()) < probability
-
     def device(self) -> torch.device:
         """Return the device on which clients train.
 
@@ -455,6 +384,13 @@ class Experiment:
         if name == "cuda" and not torch.cuda.is_available():
             raise ConfigError("federation.device: 'cuda', but PyTorch finds no GPU here; use 'cpu'")
         return torch.device(name)
+
+    def is_straggler(self, client: int, number: int) -> bool:
+        """Tell whether `client` does not answer in round `number`."""
+        probability = self.config.federation.straggler_probability
+        if not probability:
+            return False
+        return float(numpy_generator(self.seed, "train", number, client, "straggler").random()) < probability
 
     @cached_property
     def algorithm(self) -> ClientAlgorithm:
@@ -497,15 +433,28 @@ class Experiment:
             return 1
         return group_size(self.model, device)
 
+    # What protects clients, and what measures their exposure.
+
+    @cached_property
+    def setting(self) -> Setting:
+        """Return the setting in which defenses work."""
+        has_tokens = self.dataset.task.vocabulary > 0
+        low, high = ([], []) if has_tokens else self.data.value_range()
+        floating = {name: tensor for name, tensor in self.initial_state().items() if tensor.is_floating_point()}
+        return Setting(
+            update={name: torch.zeros_like(tensor) for name, tensor in floating.items()},
+            task=self.dataset.task,
+            training=self.training,
+            rounds=self.config.federation.rounds,
+            clients=self.config.federation.clients,
+            num_examples=self.data.counts,
+            value_range=None if has_tokens else (tuple(low), tuple(high)),
+        )
+
     @cached_property
     def defenses(self) -> list[Defense]:
         """Return the clients' defenses, in order."""
         return build_defenses(self.config.defense)
-
-    @cached_property
-    def measures(self) -> list[MeasureSchedule]:
-        """Return what clients measure before they send."""
-        return [build_measure(table) for table in self.config.measure]
 
     def client_defenses(self, client: int) -> list[Defense]:
         """Return the defenses as `client` uses them.
@@ -526,3 +475,64 @@ class Experiment:
     def _defenses_by_participation(self) -> dict[Participation, list[Defense]]:
         """Cache the defenses by participation, which many clients share."""
         return {}
+
+    @property
+    def federation_privacy(self) -> FederationPrivacy | None:
+        """Return what the server or the protocol promises besides the clients' defenses, if anything.
+
+        Raises:
+            ConfigError: it promises nothing, or no noise keeps to epsilon.
+        """
+        return self.central_privacy or self.distributed_privacy
+
+    @cached_property
+    def distributed_privacy(self) -> DistributedPrivacy | None:
+        """Return the mechanism of the sums under secure aggregation; None without noise.
+
+        Raises:
+            ConfigError: it promises nothing, no noise keeps to epsilon, or a sum would not fit.
+        """
+        table, secure_table = self.config.distributed_privacy, self.config.secure_aggregation
+        if table is None or secure_table is None:
+            return None
+        federation = self.config.federation
+        num_asked = sample_size(self.strategy_settings(self.new_strategy()), federation.clients)
+        dimension = sum(tensor.numel() for tensor in self.initial_state().values())
+        groups = SumGroups(table=secure_table, num_asked=num_asked, dimension=dimension)
+        return make_distributed_privacy(table, groups, federation.clients, federation.rounds)
+
+    @cached_property
+    def central_privacy(self) -> CentralPrivacy | None:
+        """Return the mechanism by which a trusted server releases its models; None without one.
+
+        Raises:
+            ConfigError: it promises nothing, or no noise keeps to epsilon.
+        """
+        table, federation = self.config.central_privacy, self.config.federation
+        if table is None:
+            return None
+        settings = self.strategy_settings(self.new_strategy())
+        return make_central_privacy(table, settings, federation.clients, federation.rounds)
+
+    @cached_property
+    def measures(self) -> list[MeasureSchedule]:
+        """Return what clients measure before they send."""
+        return [build_measure(table) for table in self.config.measure]
+
+    def client_canaries(self, client: int) -> Canaries | None:
+        """Return the canaries of `client`; None where no defense bounds its examples."""
+        if client not in self._canary_clients or "on_examples" not in map(audited_hook, self.defenses):
+            return None
+        assert self.config.canaries is not None
+        return Canaries(seed=self.seed, client=client, count=self.config.canaries.count)
+
+    @cached_property
+    def server_canaries(self) -> Canaries | None:
+        """Return the canaries that are clients themselves, with one id after those of the others."""
+        if self.config.canaries is None or self.config.central_privacy is None:
+            return None
+        return Canaries(seed=self.seed, client=self.config.federation.clients, count=self.config.canaries.count)
+
+    @cached_property
+    def _canary_clients(self) -> frozenset[int]:
+        return frozenset(self.config.canary_clients)
