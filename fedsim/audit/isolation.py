@@ -95,11 +95,11 @@ def attempt(attack: Attack, target: Target, progress: Progress) -> Finding:
         raise make_crash_error(error, type(attack)) from error
 
 
-def attempt_all(attack: Attack, orders: Iterable[VictimTask]) -> Iterator[tuple[VictimTask, Outcome]]:
-    """Run `attack` on each order, in this process.
+def attempt_all(attack: Attack, tasks: Iterable[VictimTask]) -> Iterator[tuple[VictimTask, Outcome]]:
+    """Run `attack` on each task, in this process.
 
     Yields:
-        Each order with a finding, a FedsimError, or an AttackCrash in place of any other error.
+        Each task with a finding, a FedsimError, or an AttackCrash in place of any other error.
 
     Raises:
         FedsimError: it ended before all outcomes were there; an AttackCrash in place of any other
@@ -107,28 +107,28 @@ def attempt_all(attack: Attack, orders: Iterable[VictimTask]) -> Iterator[tuple[
     """
     with use_one_thread():
         try:
-            for order, outcome in _with_seeded_globals(attack, orders):
+            for task, outcome in _with_seeded_globals(attack, tasks):
                 if isinstance(outcome, BaseException) and not isinstance(outcome, FedsimError):
                     crashed = make_crash_error(outcome, type(attack))
                     crashed.__cause__ = outcome
-                    yield order, crashed
+                    yield task, crashed
                 else:
-                    yield order, outcome
+                    yield task, outcome
         except (FedsimError, KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:  # likewise
             raise make_crash_error(error, type(attack)) from error
 
 
-def _with_seeded_globals(attack: Attack, orders: Iterable[VictimTask]) -> Iterator[tuple[VictimTask, Outcome]]:
-    """Run `attack` on each order; each finds the global generators seeded by its own seed, as in `attempt`."""
+def _with_seeded_globals(attack: Attack, tasks: Iterable[VictimTask]) -> Iterator[tuple[VictimTask, Outcome]]:
+    """Run `attack` on each task; each finds the global generators seeded by its own seed, as in `attempt`."""
 
-    def seeded_orders() -> Iterator[VictimTask]:
-        for order in orders:
-            reseed_globals(order.target.rng.initial_seed())
-            yield order
+    def seeded_tasks() -> Iterator[VictimTask]:
+        for task in tasks:
+            reseed_globals(task.target.rng.initial_seed())
+            yield task
 
-    outcomes = attack.run_several(seeded_orders())
+    outcomes = attack.run_several(seeded_tasks())
     while True:
         with seed_globals_with(0):  # only while it works: whoever gets the outcome has the generators as they were
             item = next(outcomes, None)
@@ -158,13 +158,13 @@ class Isolation:
             process.end()
         self._processes = {}
 
-    def attempt_all(self, attack: Attack, orders: Iterable[VictimTask]) -> Iterator[tuple[VictimTask, Outcome]]:
-        """Run `attack` on each order, one after the other in the process of its package."""
+    def attempt_all(self, attack: Attack, tasks: Iterable[VictimTask]) -> Iterator[tuple[VictimTask, Outcome]]:
+        """Run `attack` on each task, one after the other in the process of its package."""
 
-        def attempt_order(order: VictimTask) -> Finding:
-            return self.attempt(attack, order.target, order.progress)
+        def attempt_task(task: VictimTask) -> Finding:
+            return self.attempt(attack, task.target, task.progress)
 
-        return run_sequentially(orders, attempt_order)
+        return run_sequentially(tasks, attempt_task)
 
     def attempt(self, attack: Attack, target: Target, progress: Progress) -> Finding:
         """Run `attack` in the process of its package, which is started if need be.
@@ -233,10 +233,10 @@ class _PackageProcess:
             knowledge = replace(knowledge, models=models)
         # The process makes the target again, from its copies of the rounds and from the seed.
         who = target.victim, target.members, target.rng.initial_seed()
-        order, tensors = _pickle_without_tensors((attack, knowledge, *who))
+        target_bytes, tensors = _pickle_without_tensors((attack, knowledge, *who))
         save_file(tensors, self._folder / _TENSORS)
         (self._folder / _FINDING).unlink(missing_ok=True)  # of another victim
-        self._worker.submit(order)
+        self._worker.submit(target_bytes)
         try:
             return self._await_answer(progress)
         finally:  # or an attack of another package would find it beside its own folder
@@ -293,9 +293,9 @@ def _package_attacker(
     for name, file in files:
         _import_module(name, file)
 
-    def attack_target(order: bytes, progress: Progress) -> tuple[str, list[str]]:
+    def attack_target(target_bytes: bytes, progress: Progress) -> tuple[str, list[str]]:
         with _removed_files(folder):
-            finding = attempt(*_restore_target(order), progress)
+            finding = attempt(*_restore_target(target_bytes), progress)
         tensors = tensors_to_save(finding)
         save_file(tensors, folder / _FINDING)
         return finding.kind, list(tensors)
@@ -367,9 +367,9 @@ class _Unpickler(pickle.Unpickler):
         return self._tensors[name]
 
 
-def _restore_target(order: bytes) -> tuple[Attack, Target]:
-    """Return the attack that an order names, and its target over the copied rounds."""
-    attack, knowledge, victim, members, seed = _Unpickler(order, load_file(_TENSORS)).load()
+def _restore_target(target_bytes: bytes) -> tuple[Attack, Target]:
+    """Return the attack that bytes name, and its target over the copied rounds."""
+    attack, knowledge, victim, members, seed = _Unpickler(target_bytes, load_file(_TENSORS)).load()
     target = Target(
         transcript=Transcript(Path("transcript"), facts=False),
         victim=victim,

@@ -180,42 +180,42 @@ class GradientInversion(Attack):
 
     # Running the attack on several victims.
 
-    def _run_several(self, orders: Iterable[VictimTask]) -> Iterator[tuple[VictimTask, Outcome]]:
+    def _run_several(self, tasks: Iterable[VictimTask]) -> Iterator[tuple[VictimTask, Outcome]]:
         if type(self)._run is not GradientInversion._run:  # it does more than matching
-            yield from super()._run_several(orders)
+            yield from super()._run_several(tasks)
             return
         waiting: list[tuple[VictimTask, BatchEntry]] = []
         builders: dict[int, ModelCopies] = {}
-        for order in orders:
+        for victim_task in tasks:
             try:
-                with order.log_context():
-                    target = order.target
+                with victim_task.log_context():
+                    target = victim_task.target
                     update, knowledge = self._update(target), share_model(target.knowledge, builders)
-                    task = self._prepare_task(update, knowledge, target.rng, order.log_context)
+                    task = self._prepare_task(update, knowledge, target.rng, victim_task.log_context)
                     entry = self._batch_entry(task, [waiting_entry for _, waiting_entry in waiting])
             except FAILURES as error:
-                yield order, error
+                yield victim_task, error
                 continue
             if entry is None:
-                yield from run_round_robin({order: self._inversion_turns(task, None, order.progress)})
+                yield from run_round_robin({victim_task: self._inversion_turns(task, None, victim_task.progress)})
                 continue
             # Run those that are waiting if one more does not fit in the memory.
             if not fit_in_memory([*(waiting_entry for _, waiting_entry in waiting), entry]):
                 yield from self._run_waiting(waiting)
                 waiting = []
-            waiting.append((order, entry))
+            waiting.append((victim_task, entry))
         yield from self._run_waiting(waiting)
 
     def _run_waiting(self, waiting: Sequence[tuple[VictimTask, BatchEntry]]) -> Iterator[tuple[VictimTask, Outcome]]:
         """Run victims that can be batched in round robin, the others one after the other."""
         batched = {}
         all_steps = batched_steps([entry for _, entry in waiting])
-        for (order, entry), steps in zip(waiting, all_steps, strict=True):
-            turns = self._inversion_turns(entry.task, steps, order.progress)
+        for (victim_task, entry), steps in zip(waiting, all_steps, strict=True):
+            turns = self._inversion_turns(entry.task, steps, victim_task.progress)
             if steps is None:
-                yield from run_round_robin({order: turns})
+                yield from run_round_robin({victim_task: turns})
             else:
-                batched[order] = turns
+                batched[victim_task] = turns
         yield from run_round_robin(batched)
 
     # Preparing a task.

@@ -20,13 +20,13 @@ def run_round_robin(
     """
     running = dict(turns)
     while running:
-        for order in list(running):
+        for task in list(running):
             try:
-                with order.log_context():
-                    next(running[order])
+                with task.log_context():
+                    next(running[task])
             except StopIteration as end:
-                del running[order]
-                yield order, end.value
+                del running[task]
+                yield task, end.value
             except FAILURES as error:
-                del running[order]
-                yield order, error
+                del running[task]
+                yield task, error
