@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import ClassVar, Literal
 
@@ -11,7 +10,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
-from fedsim.base.errors import ConfigError, RunError
+from fedsim.base.errors import RunError
+from fedsim.federation.strategy_checks import read_learning_rate
 
 
 class FedSgd(FedAvg):
@@ -51,9 +51,7 @@ class FedSgd(FedAvg):
         min_available_nodes: int = 2,
         weighted_by_key: str = "num-examples",
     ) -> None:
-        is_number = isinstance(learning_rate, int | float) and not isinstance(learning_rate, bool)
-        if not is_number or not 0 < learning_rate < math.inf:
-            raise ConfigError(f"learning_rate: expected a finite value above 0, got {learning_rate}")
+        self.learning_rate = read_learning_rate(learning_rate)
         super().__init__(
             fraction_train=fraction_train,
             fraction_evaluate=fraction_evaluate,
@@ -62,7 +60,6 @@ class FedSgd(FedAvg):
             min_available_nodes=min_available_nodes,
             weighted_by_key=weighted_by_key,
         )
-        self.learning_rate = float(learning_rate)
         # Set only within a round, so a checkpoint need not hold it.
         self._broadcast: ArrayRecord | None = None
 

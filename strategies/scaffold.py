@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar
 
 import numpy as np
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
-from fedsim.base.errors import ConfigError, RunError
+from fedsim.base.errors import RunError
+from fedsim.federation.strategy_checks import read_learning_rate
 from fedsim.recording.control_variates import CONTROL_PREFIX
 from strategies.plain_moves import PlainMoves
 
@@ -46,9 +46,7 @@ class Scaffold(PlainMoves):
         min_evaluate_nodes: int = 2,
         min_available_nodes: int = 2,
     ) -> None:
-        is_number = isinstance(learning_rate, int | float) and not isinstance(learning_rate, bool)
-        if not is_number or not 0 < learning_rate < math.inf:
-            raise ConfigError(f"learning_rate: expected a finite value above 0, got {learning_rate}")
+        self.learning_rate = read_learning_rate(learning_rate)
         super().__init__(
             fraction_train=fraction_train,
             fraction_evaluate=fraction_evaluate,
@@ -56,7 +54,6 @@ class Scaffold(PlainMoves):
             min_evaluate_nodes=min_evaluate_nodes,
             min_available_nodes=min_available_nodes,
         )
-        self.learning_rate = float(learning_rate)
 
     def check_sent(self, server_round: int, record: ArrayRecord) -> None:
         """Raise RunError where the clients sent no control variates."""

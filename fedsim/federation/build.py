@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property
@@ -35,7 +34,13 @@ from fedsim.federation.experiment_checks import check_experiment
 from fedsim.federation.federated_data import FederatedData, check_same_data
 from fedsim.federation.federation_tables import AlgorithmTable, TrainingTable
 from fedsim.federation.states import read_state
-from fedsim.federation.strategy_checks import MIN_CLIENT_KEYS, check_strategy, declared_message, sample_size
+from fedsim.federation.strategy_checks import (
+    MIN_CLIENT_KEYS,
+    check_strategy,
+    declared_message,
+    read_learning_rate,
+    sample_size,
+)
 from fedsim.interfaces.algorithm import ClientAlgorithm
 from fedsim.interfaces.defense import Defense, Participation, Setting, overrides
 from fedsim.modalities import check_modality
@@ -328,11 +333,7 @@ class Experiment:
         rate = table.settings.get("learning_rate", rate)
         if rate is None:
             return None
-        if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 < rate < math.inf:
-            raise ConfigError(
-                f"strategy.learning_rate: the server takes the steps, expected a finite value above 0, got {rate}"
-            )
-        return float(rate)
+        return read_learning_rate(rate, "strategy.learning_rate: the server takes the steps,")
 
     # Local training.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal, cast, get_args
 
@@ -30,6 +31,21 @@ _REPLY_NAMES = {
     "weighted_by_key": ("num-examples", "train_loss"),
 }
 """Names of records and metrics in replies of fedsim's clients, by setting."""
+
+
+def read_learning_rate(value: object, complaint: str = "learning_rate:") -> float:
+    """Return the step size of a server.
+
+    Args:
+        value: that somebody set.
+        complaint: beginning of the error.
+
+    Raises:
+        ConfigError: it is no finite value above 0.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ConfigError(f"{complaint} expected a finite value above 0, got {value}")
+    return float(value)
 
 
 def declared_message(cls: type, name: str, claimed: Sends | None) -> Sends:

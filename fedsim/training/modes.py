@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -87,31 +87,25 @@ def normalise_by_batch(model: nn.Module) -> list[_BatchNorm]:
     return layers
 
 
-@contextmanager
-def freeze_parameters(model: nn.Module, settings: LocalTraining) -> Iterator[None]:
+def freeze_parameters(model: nn.Module, settings: LocalTraining) -> AbstractContextManager[None]:
     """Keep scale and shift of BatchNorm layers untrained, where `settings` ask for it."""
+    if settings.batch_norm != "frozen":
+        return nullcontext()
     layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-    frozen_parameters: list[nn.Parameter] = []
-    if settings.batch_norm == "frozen":
-        for layer in layers:
-            frozen_parameters += [p for p in layer.parameters() if p.requires_grad]
-    for parameter in frozen_parameters:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in frozen_parameters:
-            parameter.requires_grad_(True)
+    return _freeze(parameter for layer in layers for parameter in layer.parameters())
+
+
+def freeze_all_except(model: nn.Module, trained: Collection[str] | None) -> AbstractContextManager[None]:
+    """Keep all parameters but `trained`, by name, untrained; None changes nothing."""
+    if trained is None:
+        return nullcontext()
+    return _freeze(parameter for name, parameter in model.named_parameters() if name not in trained)
 
 
 @contextmanager
-def freeze_all_except(model: nn.Module, trained: Collection[str] | None) -> Iterator[None]:
-    """Keep all parameters but `trained`, by name, untrained; None changes nothing."""
-    frozen_parameters: list[nn.Parameter] = []
-    if trained is not None:
-        for name, parameter in model.named_parameters():
-            if name not in trained and parameter.requires_grad:
-                frozen_parameters.append(parameter)
+def _freeze(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Keep those of the parameters untrained that are trained otherwise."""
+    frozen_parameters = [parameter for parameter in parameters if parameter.requires_grad]
     for parameter in frozen_parameters:
         parameter.requires_grad_(False)
     try:

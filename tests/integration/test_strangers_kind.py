@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from fedsim.federation.run_folder import read_rows
-from tests.support.packages import write_package
+from tests.support.packages import run_fedsim, write_package
 
 pytestmark = pytest.mark.isolated
 
@@ -124,18 +121,9 @@ def work(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def fedsim(work: Path, *words: str, installed: bool = True) -> subprocess.CompletedProcess[str]:
-    paths = [*([str(work / "site")] if installed else []), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return subprocess.run(
-        [str(Path(sys.executable).with_name("fedsim")), *words],
-        cwd=work, capture_output=True, text=True, check=False, timeout=200,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "200"},
-    )  # fmt: skip
-
-
 @pytest.mark.slow
 def test_it_is_judged_and_shown_and_where_it_is_not_installed_it_is_named(work: Path) -> None:
-    done = fedsim(work, "run", "one.toml")
+    done = run_fedsim(work, "run", "one.toml")
     assert done.returncode == 0, done.stderr
     rows = read_rows(work / "runs" / "one" / "scores.csv")
     assert [(row["attack"], row["victim"], row["metric"]) for row in rows] == [
@@ -146,10 +134,10 @@ def test_it_is_judged_and_shown_and_where_it_is_not_installed_it_is_named(work: 
     assert "brightness" in page
     assert "is left out" not in page
 
-    wrong = fedsim(work, "attack", "runs/one", "--set", "attack.dim.level=3")
+    wrong = run_fedsim(work, "attack", "runs/one", "--set", "attack.dim.level=3")
     assert wrong.returncode == 1
     assert "client 0: the attack claims a brightness of 3.0, expected one from 0 to 1; mend the attack" in wrong.stderr
 
-    alone = fedsim(work, "report", "runs/one", installed=False)
+    alone = run_fedsim(work, "report", "runs/one", installed=False)
     assert alone.returncode == 1
     assert "it is of the kind 'brightness', for which no evaluator is installed" in alone.stderr

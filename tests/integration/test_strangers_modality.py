@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +11,7 @@ import torch
 
 import fedsim
 from fedsim.federation.run_folder import read_rows
-from tests.support.packages import write_package
+from tests.support.packages import run_fedsim, write_package
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "write-data-and-models.md"
 ENTRIES = {"modalities": {"pairs": "Pairs"}, "datasets": {"measurements": "Measurements"}}
@@ -57,23 +54,14 @@ def work(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def fedsim_command(work: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    paths = [str(work / "site"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return subprocess.run(
-        [str(Path(sys.executable).with_name("fedsim")), *words],
-        cwd=work, capture_output=True, text=True, check=False, timeout=200,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "200"},
-    )  # fmt: skip
-
-
 @pytest.mark.slow
 def test_it_is_found_checked_scored_and_drawn(work: Path) -> None:
-    listed = fedsim_command(work, "list", "modalities")
+    listed = run_fedsim(work, "list", "modalities")
     assert "pairs   Pairs of measurements of one thing.  [my_modality]" in listed.stdout
     for name in ("pairs", "measurements"):
-        checked = fedsim_command(work, "check", name)
+        checked = run_fedsim(work, "check", name)
         assert checked.returncode == 0, checked.stdout
-    done = fedsim_command(work, "run", "one.toml")
+    done = run_fedsim(work, "run", "one.toml")
     assert done.returncode == 0, done.stderr
     rows = read_rows(work / "runs" / "one" / "scores.csv")
     # Metrics of any numbers are scored, those of images and series are not.

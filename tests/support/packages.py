@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -24,3 +27,13 @@ def write_package(site: Path, name: str, code: str, entries: Mapping[str, Mappin
         lines += [f"{entry} = {name}:{attribute}" for entry, attribute in attributes.items()]
     (about / "entry_points.txt").write_text("\n".join(lines))
     (site / f"{name}.py").write_text(code)
+
+
+def run_fedsim(work: Path, *words: str, installed: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run a command in a folder, beside the packages in its folder `site` where they are installed."""
+    paths = [*([str(work / "site")] if installed else []), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return subprocess.run(
+        [str(Path(sys.executable).with_name("fedsim")), *words],
+        cwd=work, capture_output=True, text=True, check=False, timeout=200,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "200"},
+    )  # fmt: skip
