@@ -71,8 +71,8 @@ class Finding:
     def claim_tensors(self) -> dict[str, Tensor]:
         """Return the tensors that are saved for the claim, by name, without the trace.
 
-        Here they are the fields, which are tensors or integers; a class with other fields overrides this and
-        `from_tensors`.
+        Here they are the fields, which are tensors, integers or floats; a class with other fields overrides this
+        and `from_tensors`.
         """
         values = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "trace"}
         return {name: value if isinstance(value, Tensor) else torch.tensor(value) for name, value in values.items()}
@@ -89,8 +89,9 @@ class Finding:
         for item in fields(cls):
             if item.name == "trace":
                 continue
-            tensor = tensors[item.name]
-            values[item.name] = _read_integer(item.name, tensor) if item.type in (int, "int") else tensor
+            values[item.name] = tensor = tensors[item.name]
+            if item.type in (int, "int", float, "float"):
+                values[item.name] = _read_number(item.name, tensor, is_integer=item.type in (int, "int"))
         return cls(**values, trace=trace)
 
     @property
@@ -506,11 +507,11 @@ def client_ids(clients: Iterable[int]) -> Tensor:
     return torch.tensor(ids, dtype=torch.uint64 if max(ids, default=0) >= 1 << 63 else torch.int64)
 
 
-def _read_integer(name: str, tensor: Tensor) -> int:
-    """Return the integer that a tensor saves."""
-    if tensor.ndim or tensor.dtype != torch.int64:
-        raise tensor_error(name, tensor, "one integer")
-    return int(tensor)
+def _read_number(name: str, tensor: Tensor, *, is_integer: bool) -> int | float:
+    """Return the number that a tensor saves."""
+    if tensor.ndim or (tensor.dtype != torch.int64 if is_integer else not tensor.is_floating_point()):
+        raise tensor_error(name, tensor, "one integer" if is_integer else "one floating point number")
+    return tensor.item()
 
 
 def _check_claims(claims: ClaimScope) -> None:

@@ -40,14 +40,6 @@ class Brightness(Finding):
     kind = "brightness"
     level: float
 
-    @property
-    def claim_tensors(self):
-        return {"level": torch.tensor(self.level)}
-
-    @classmethod
-    def from_tensors(cls, tensors, trace):
-        return cls(level=float(tensors["level"]), trace=trace)
-
 
 @dataclass(frozen=True)
 class Brightnesses(Evaluator[Brightness]):

@@ -297,12 +297,19 @@ def test_a_finding_of_another_package_is_short_too() -> None:
         kind = "echo"
         sound: torch.Tensor
 
-        @property
-        def claim_tensors(self) -> dict[str, torch.Tensor]:
-            return {"sound": self.sound}
-
-        @classmethod
-        def from_tensors(cls, tensors: Any, trace: Any) -> Echo:
-            return cls(sound=tensors["sound"], trace=trace)
-
     assert repr(Echo(sound=client_ids([1 << 63, 3]))) == "Echo(sound=<uint64 2, 3 to 9223372036854775808>)"
+
+
+def test_fields_that_are_numbers_are_saved_and_read_as_they_are() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Loudness(Finding):
+        kind = "loudness"
+        sounds: int
+        level: float
+        curve: torch.Tensor
+
+    finding = Loudness(sounds=3, level=0.5, curve=torch.ones(2))
+    again = Loudness.from_tensors(finding.claim_tensors, {})
+    assert (again.sounds, again.level, again.curve.tolist()) == (3, 0.5, [1.0, 1.0])
+    with pytest.raises(AttackError, match=r"claims sounds of torch.float32, shape \(\), expected one integer"):
+        Loudness.from_tensors(finding.claim_tensors | {"sounds": torch.tensor(3.5)}, {})
