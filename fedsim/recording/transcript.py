@@ -98,10 +98,7 @@ class Transcript:
     def __repr__(self) -> str:
         return f"Transcript({str(self.folder)!r}, rounds={self.rounds})"
 
-    @property
-    def rounds(self) -> list[int]:
-        """Return the recorded rounds, ascending."""
-        return list(self._paths)
+    # What somebody sees of it.
 
     def restrict_to(self, rounds: Iterable[int]) -> Transcript:
         """Return a transcript of only the messages of `rounds`, as an attack receives it.
@@ -137,98 +134,12 @@ class Transcript:
         transcript.message_format = message_format
         return transcript
 
-    def copy_to(self, folder: Path) -> None:
-        """Copy the visible rounds and facts, in the present message format, as files into `folder`.
+    # Rounds and their headers.
 
-        The copy holds all updates whole, so that nobody needs the clients' data to read them.
-
-        Raises:
-            TranscriptError: a round is damaged, or an update cannot be computed again.
-            OSError: the folder cannot be written.
-        """
-        folder.mkdir(parents=True)
-        for number, path in self._paths.items():
-            is_changed = self.message_format.changes_updates or not self._shows_counts or self._links is not None
-            if is_changed or self.adds_known_terms(number):
-                header = self.header(number)
-                updates = [pack_move(self.update(number, client)) for client in self.clients(number)]
-                Recorder(folder, resume=True).write(number, updates, header.failures, header.config)
-                continue
-            self.header(number)  # verify it before, because rewriting would hide an alteration
-            copy = folder / path.name
-            if self._recorded_header(number).recipe:
-                self.write_out(number, copy)
-            else:
-                shutil.copyfile(path, copy)
-            if not self._shows_facts:
-                withhold_facts(copy)
-
-    def _sends_controls(self, number: int) -> bool:
-        """Tell whether the server sent control variates in round `number`, without reading a tensor."""
-        index = self._read_index(number)
-        sent = (index.get(f"broadcast/{position}", []) for position in range(len(self.header(number).broadcasts)))
-        return any(holds_controls(name for _, name, _ in entries) for entries in sent)
-
-    def adds_known_terms(self, number: int) -> bool:
-        """Tell whether clients added terms to their gradients that follow from earlier messages.
-
-        Such are control variates and FedDyn's linear term. A copy, from which they are removed
-        already, says so by the moves that stand beside its replies.
-        """
-        if self.message_format.controls or self._sends_controls(number):
-            return True
-        if LINEAR_KEY in self._recorded_header(number).config:
-            return True
-        return any(holds_move(name for _, name, _ in entries) for entries in self._read_index(number).values())
-
-    def round_path(self, number: int) -> Path:
-        """Return the path of the file of round `number`."""
-        return self._paths[number]
-
-    def write_out(self, number: int, path: Path, clients: Container[int] | None = None) -> None:
-        """Write a round into the file `path` with the updates of `clients`, which are computed again.
-
-        The header, and so its hash, is that of the round as it was recorded.
-
-        Args:
-            number: the round.
-            path: of the file, which may be that of the round itself.
-            clients: those whose updates are written besides those that the file holds; None is all.
-
-        Raises:
-            TranscriptError: the round is damaged, or an update cannot be computed again.
-            OSError: the file cannot be written.
-        """
-        header = self._recorded_header(number)
-
-        def read_states() -> Iterator[tuple[str, State]]:
-            for index in range(len(header.broadcasts)):
-                yield f"broadcast/{index}", self._read_broadcast(number, index)
-            for reply in header.replies:
-                if clients is None or reply.client in clients or self.holds_arrays(number, reply):
-                    yield reply.key_prefix, self._read_arrays(number, reply)
-
-        with replace_atomically(path) as temporary, RoundFile(temporary, number, 0) as file:
-            file.write_again(header, read_states())
-            if file.sha256 != self._hashes[number]:
-                raise damage_error(self._paths[number], "its header is not written as ours are")
-
-    def holds_arrays(self, number: int, reply: Reply) -> bool:
-        """Return whether the file of a round has the arrays of a reply, not their hash alone."""
-        return not reply.num_bytes or reply.key_prefix in self._read_index(number)
-
-    def _read_index(self, number: int) -> Index:
-        """Return the tensors that the file of a round has, by the prefixes of their states."""
-        return self._reader.read_index(self._paths[number])
-
-    def count_left_out(self, number: int) -> int:
-        """Return of how many updates of round `number` the file holds the hash alone.
-
-        Raises:
-            TranscriptError: the file is truncated or its header was altered.
-        """
-        replies, index = self._recorded_header(number).replies, self._read_index(number)
-        return sum(bool(reply.num_bytes) and reply.key_prefix not in index for reply in replies)
+    @property
+    def rounds(self) -> list[int]:
+        """Return the recorded rounds, ascending."""
+        return list(self._paths)
 
     def header(self, number: int) -> Header:
         """Return the header of round `number`, without reading a tensor.
@@ -279,6 +190,16 @@ class Transcript:
             self._replies[number] = {(reply.client, reply.message): reply for reply in replies}
         return self._replies[number]
 
+    def _find_reply(self, round: int, client: int, message: int) -> Reply:
+        reply = self._replies_of_round(round).get((client, message))
+        if reply is None:
+            reason = self.header(round).failures.get(client)
+            raise TranscriptError(
+                f"round {round}: client {client} "
+                + (f"failed there ({reason})" if reason else f"is not recorded; recorded: {self.clients(round)}")
+            )
+        return reply
+
     def upload_sizes(self, number: int) -> dict[int, int]:
         """Return for each client the bytes of the arrays that it sent in round `number`.
 
@@ -296,6 +217,15 @@ class Transcript:
             num_bytes = reply.num_bytes or stored_sizes[reply.key_prefix]
             sizes[reply.client] = sizes.get(reply.client, 0) + num_bytes
         return sizes
+
+    # Updates.
+
+    def updates(self, client: int | None = None) -> Iterator[Update]:
+        """Yield all recorded updates by round and client, or those of one client."""
+        for number in self.rounds:
+            for recorded_client in self.clients(number):
+                if client is None or client == recorded_client:
+                    yield self.update(number, recorded_client)
 
     def update(self, round: int, client: int) -> Update:
         """Return the verified update of `client` in round `round`, in the message format.
@@ -320,62 +250,6 @@ class Transcript:
         elif not update.records:
             update = self._remove_known_terms(update)
         return self.message_format.read(update)
-
-    def fit_control_distance(self, number: int, client: int) -> float:
-        """Return K eta of a client of an app, as its move is K eta times its mean step by its control variate.
-
-        It is 0 where the client did not move.
-
-        Raises:
-            TranscriptError: the update cannot be read, or a round before it is not recorded.
-        """
-        earlier_updates = self._earlier_updates(number, client, "control variate")
-        read = read_app_controls(self.recorded_update(number, client), earlier_updates, self.message_format)
-        return fit_distance(read.moves, read.steps_by_reading[self.message_format.control_replies])
-
-    def _remove_known_terms(self, update: Update) -> Update:
-        """Return the update with the move of the client's gradients alone, where it added other terms."""
-        unpacked_update = unpack_move(update)
-        if unpacked_update.gradient_move is not None:  # in a copy, whose rounds may not be all
-            return unpacked_update
-        if holds_controls(update.before):
-            earlier_updates = self._earlier_updates(update.round, update.client, "control variate")
-            return remove_controls(update, sum_changes(earlier_updates))
-        config = self._recorded_header(update.round).config
-        if LINEAR_KEY in config and not update.members:
-            earlier_updates = self._earlier_updates(update.round, update.client, "linear term")
-            return remove_linear_term(update, sum_moves(earlier_updates), config)
-        return update
-
-    def _earlier_updates(self, round: int, client: int, term: str) -> Iterator[Update]:
-        """Yield all that `client` sent before `round`, also in rounds that are not to be attacked.
-
-        Args:
-            round: the attacked round.
-            client: its id.
-            term: what follows from it, for errors.
-
-        Raises:
-            TranscriptError: not all rounds before are recorded, or the client failed in one of them,
-                so that nobody but the client knows whether it trained.
-        """
-        everything = Transcript(self.folder, source=self._source)
-        for number in range(1, round):
-            if number not in everything.rounds:
-                raise TranscriptError(
-                    f"round {round}, client {client}: its {term} is the sum of what it sent from round 1 on, "
-                    f"and round {number} is not recorded; record every round, or attack the first"
-                )
-            failure = everything.header(number).failures.get(client)
-            if failure not in (None, straggler_reason(number)):
-                raise TranscriptError(
-                    f"round {round}, client {client}: its {term} is the sum of its moves from round 1 on, and whether "
-                    f"it trained in round {number}, where it failed ({failure}), is not recorded; attack it up to "
-                    "that round, or a client that did not fail"
-                )
-        for number in range(1, round):
-            if client in everything.clients(number):
-                yield everything.recorded_update(number, client)
 
     def recorded_update(self, round: int, client: int, message: int = 1) -> Update:
         """Return the verified update of `client` in round `round`, as it was recorded.
@@ -426,22 +300,188 @@ class Transcript:
         digest = self._recorded_header(number).broadcasts[index]
         return self._reader.read_state(self._paths[number], f"broadcast/{index}", digest)
 
-    def _find_reply(self, round: int, client: int, message: int) -> Reply:
-        reply = self._replies_of_round(round).get((client, message))
-        if reply is None:
-            reason = self.header(round).failures.get(client)
+    def _read_arrays(self, number: int, reply: Reply) -> State:
+        """Return the verified arrays of a reply, computed again where the file holds their hash alone."""
+        if self.holds_arrays(number, reply):
+            return self._reader.read_state(self._paths[number], reply.key_prefix, reply.sha256)
+        where = f"round {number}, client {reply.client}"
+        if self._source is None:
             raise TranscriptError(
-                f"round {round}: client {client} "
-                + (f"failed there ({reason})" if reason else f"is not recorded; recorded: {self.clients(round)}")
+                f"{self._paths[number]}: {where}: the update was kept by recipe, so the file holds its hash "
+                "alone; open the run with its experiment and data, or have it written out by "
+                "`fedsim materialise RUN`"
             )
-        return reply
+        arrays = self._source(number, reply)
+        if hash_state(arrays) != reply.sha256:
+            raise TranscriptError(f"{where}: what was computed again is not the recorded update")
+        return arrays
 
-    def updates(self, client: int | None = None) -> Iterator[Update]:
-        """Yield all recorded updates by round and client, or those of one client."""
-        for number in self.rounds:
-            for recorded_client in self.clients(number):
-                if client is None or client == recorded_client:
-                    yield self.update(number, recorded_client)
+    # Terms that clients added to their gradients, and that follow from earlier messages.
+
+    def adds_known_terms(self, number: int) -> bool:
+        """Tell whether clients added terms to their gradients that follow from earlier messages.
+
+        Such are control variates and FedDyn's linear term. A copy, from which they are removed
+        already, says so by the moves that stand beside its replies.
+        """
+        if self.message_format.controls or self._sends_controls(number):
+            return True
+        if LINEAR_KEY in self._recorded_header(number).config:
+            return True
+        return any(holds_move(name for _, name, _ in entries) for entries in self._read_index(number).values())
+
+    def _sends_controls(self, number: int) -> bool:
+        """Tell whether the server sent control variates in round `number`, without reading a tensor."""
+        index = self._read_index(number)
+        sent = (index.get(f"broadcast/{position}", []) for position in range(len(self.header(number).broadcasts)))
+        return any(holds_controls(name for _, name, _ in entries) for entries in sent)
+
+    def _remove_known_terms(self, update: Update) -> Update:
+        """Return the update with the move of the client's gradients alone, where it added other terms."""
+        unpacked_update = unpack_move(update)
+        if unpacked_update.gradient_move is not None:  # in a copy, whose rounds may not be all
+            return unpacked_update
+        if holds_controls(update.before):
+            earlier_updates = self._earlier_updates(update.round, update.client, "control variate")
+            return remove_controls(update, sum_changes(earlier_updates))
+        config = self._recorded_header(update.round).config
+        if LINEAR_KEY in config and not update.members:
+            earlier_updates = self._earlier_updates(update.round, update.client, "linear term")
+            return remove_linear_term(update, sum_moves(earlier_updates), config)
+        return update
+
+    def _earlier_updates(self, round: int, client: int, term: str) -> Iterator[Update]:
+        """Yield all that `client` sent before `round`, also in rounds that are not to be attacked.
+
+        Args:
+            round: the attacked round.
+            client: its id.
+            term: what follows from it, for errors.
+
+        Raises:
+            TranscriptError: not all rounds before are recorded, or the client failed in one of them,
+                so that nobody but the client knows whether it trained.
+        """
+        everything = Transcript(self.folder, source=self._source)
+        for number in range(1, round):
+            if number not in everything.rounds:
+                raise TranscriptError(
+                    f"round {round}, client {client}: its {term} is the sum of what it sent from round 1 on, "
+                    f"and round {number} is not recorded; record every round, or attack the first"
+                )
+            failure = everything.header(number).failures.get(client)
+            if failure not in (None, straggler_reason(number)):
+                raise TranscriptError(
+                    f"round {round}, client {client}: its {term} is the sum of its moves from round 1 on, and whether "
+                    f"it trained in round {number}, where it failed ({failure}), is not recorded; attack it up to "
+                    "that round, or a client that did not fail"
+                )
+        for number in range(1, round):
+            if client in everything.clients(number):
+                yield everything.recorded_update(number, client)
+
+    def fit_control_distance(self, number: int, client: int) -> float:
+        """Return K eta of a client of an app, as its move is K eta times its mean step by its control variate.
+
+        It is 0 where the client did not move.
+
+        Raises:
+            TranscriptError: the update cannot be read, or a round before it is not recorded.
+        """
+        earlier_updates = self._earlier_updates(number, client, "control variate")
+        read = read_app_controls(self.recorded_update(number, client), earlier_updates, self.message_format)
+        return fit_distance(read.moves, read.steps_by_reading[self.message_format.control_replies])
+
+    # Files.
+
+    def round_path(self, number: int) -> Path:
+        """Return the path of the file of round `number`."""
+        return self._paths[number]
+
+    def holds_arrays(self, number: int, reply: Reply) -> bool:
+        """Return whether the file of a round has the arrays of a reply, not their hash alone."""
+        return not reply.num_bytes or reply.key_prefix in self._read_index(number)
+
+    def count_left_out(self, number: int) -> int:
+        """Return of how many updates of round `number` the file holds the hash alone.
+
+        Raises:
+            TranscriptError: the file is truncated or its header was altered.
+        """
+        replies, index = self._recorded_header(number).replies, self._read_index(number)
+        return sum(bool(reply.num_bytes) and reply.key_prefix not in index for reply in replies)
+
+    def _read_index(self, number: int) -> Index:
+        """Return the tensors that the file of a round has, by the prefixes of their states."""
+        return self._reader.read_index(self._paths[number])
+
+    def copy_to(self, folder: Path) -> None:
+        """Copy the visible rounds and facts, in the present message format, as files into `folder`.
+
+        The copy holds all updates whole, so that nobody needs the clients' data to read them.
+
+        Raises:
+            TranscriptError: a round is damaged, or an update cannot be computed again.
+            OSError: the folder cannot be written.
+        """
+        folder.mkdir(parents=True)
+        for number, path in self._paths.items():
+            is_changed = self.message_format.changes_updates or not self._shows_counts or self._links is not None
+            if is_changed or self.adds_known_terms(number):
+                header = self.header(number)
+                updates = [pack_move(self.update(number, client)) for client in self.clients(number)]
+                Recorder(folder, resume=True).write(number, updates, header.failures, header.config)
+                continue
+            self.header(number)  # verify it before, because rewriting would hide an alteration
+            copied_path = folder / path.name
+            if self._recorded_header(number).recipe:
+                self.write_out(number, copied_path)
+            else:
+                shutil.copyfile(path, copied_path)
+            if not self._shows_facts:
+                withhold_facts(copied_path)
+
+    def write_out(self, number: int, path: Path, clients: Container[int] | None = None) -> None:
+        """Write a round into the file `path` with the updates of `clients`, which are computed again.
+
+        The header, and so its hash, is that of the round as it was recorded.
+
+        Args:
+            number: the round.
+            path: of the file, which may be that of the round itself.
+            clients: those whose updates are written besides those that the file holds; None is all.
+
+        Raises:
+            TranscriptError: the round is damaged, or an update cannot be computed again.
+            OSError: the file cannot be written.
+        """
+        header = self._recorded_header(number)
+
+        def read_states() -> Iterator[tuple[str, State]]:
+            for index in range(len(header.broadcasts)):
+                yield f"broadcast/{index}", self._read_broadcast(number, index)
+            for reply in header.replies:
+                if clients is None or reply.client in clients or self.holds_arrays(number, reply):
+                    yield reply.key_prefix, self._read_arrays(number, reply)
+
+        with replace_atomically(path) as temporary, RoundFile(temporary, number, 0) as file:
+            file.write_again(header, read_states())
+            if file.sha256 != self._hashes[number]:
+                raise damage_error(self._paths[number], "its header is not written as ours are")
+
+    def verify(self, number: int) -> None:
+        """Check each tensor that the file of round `number` holds.
+
+        Raises:
+            TranscriptError: the file is damaged, or was altered.
+        """
+        header, held_states = self._recorded_header(number), self._read_index(number)
+        for reply in header.replies:
+            if reply.key_prefix in held_states or not reply.num_bytes:
+                self.recorded_update(number, reply.client, reply.message)
+        if header.recipe:  # perhaps no update was read
+            for index in range(len(header.broadcasts)):
+                self._read_broadcast(number, index)
 
     def hash(self) -> str:
         """Return one SHA-256 over everything recorded, and verify each tensor that the files hold.
@@ -462,36 +502,6 @@ class Transcript:
         for number in rounds:
             total.update(self.header(number).to_text().encode())
         return total.hexdigest()
-
-    def verify(self, number: int) -> None:
-        """Check each tensor that the file of round `number` holds.
-
-        Raises:
-            TranscriptError: the file is damaged, or was altered.
-        """
-        header, held_states = self._recorded_header(number), self._read_index(number)
-        for reply in header.replies:
-            if reply.key_prefix in held_states or not reply.num_bytes:
-                self.recorded_update(number, reply.client, reply.message)
-        if header.recipe:  # perhaps no update was read
-            for index in range(len(header.broadcasts)):
-                self._read_broadcast(number, index)
-
-    def _read_arrays(self, number: int, reply: Reply) -> State:
-        """Return the verified arrays of a reply, computed again where the file holds their hash alone."""
-        if self.holds_arrays(number, reply):
-            return self._reader.read_state(self._paths[number], reply.key_prefix, reply.sha256)
-        where = f"round {number}, client {reply.client}"
-        if self._source is None:
-            raise TranscriptError(
-                f"{self._paths[number]}: {where}: the update was kept by recipe, so the file holds its hash "
-                "alone; open the run with its experiment and data, or have it written out by "
-                "`fedsim materialise RUN`"
-            )
-        arrays = self._source(number, reply)
-        if hash_state(arrays) != reply.sha256:
-            raise TranscriptError(f"{where}: what was computed again is not the recorded update")
-        return arrays
 
 
 def _without_count(reply: Reply) -> Reply:
