@@ -74,8 +74,14 @@ class Finding:
         Here they are the fields, which are tensors, integers or floats; a class with other fields overrides this
         and `from_tensors`.
         """
-        values = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "trace"}
-        return {name: value if isinstance(value, Tensor) else torch.tensor(value) for name, value in values.items()}
+        tensors: dict[str, Tensor] = {}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, float):
+                tensors[item.name] = torch.tensor(value, dtype=torch.float64)
+            elif item.name != "trace":
+                tensors[item.name] = torch.as_tensor(value)
+        return tensors
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], trace: Mapping[str, Tensor]) -> Self:

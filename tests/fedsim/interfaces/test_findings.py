@@ -308,8 +308,8 @@ def test_fields_that_are_numbers_are_saved_and_read_as_they_are() -> None:
         level: float
         curve: torch.Tensor
 
-    finding = Loudness(sounds=3, level=0.5, curve=torch.ones(2))
+    finding = Loudness(sounds=3, level=0.1, curve=torch.ones(2))
     again = Loudness.from_tensors(finding.claim_tensors, {})
-    assert (again.sounds, again.level, again.curve.tolist()) == (3, 0.5, [1.0, 1.0])
+    assert (again.sounds, again.level, again.curve.tolist()) == (3, 0.1, [1.0, 1.0])
     with pytest.raises(AttackError, match=r"claims sounds of torch.float32, shape \(\), expected one integer"):
         Loudness.from_tensors(finding.claim_tensors | {"sounds": torch.tensor(3.5)}, {})
