@@ -291,7 +291,8 @@ def _judge(comparison: _AttackWithAndWithout, difference: PairedDifference | Non
             control=control.reading,
             was_tried=comparison.was_tried,
         )
-        if pair.outcome == HOLDS and not comparison.exposed and not comparison.open_question:
+        is_open = comparison.exposed or comparison.open_question or difference.num_victims < MIN_VICTIMS
+        if pair.outcome == HOLDS and not is_open:
             num_victims = min(naive.reading.summary.count, adaptive.reading.summary.count)
             unseen = 100 * find_largest_unseen(num_victims)
             return HOLDS, (
@@ -315,7 +316,7 @@ def _judge_difference(
             "an attack that reads them"
         )
     if difference.is_less:
-        return WEAKENS, _why_it_does_not_hold(comparison)
+        return WEAKENS, _why_it_does_not_hold(comparison, difference.num_victims)
     # Of victims whose message the attack could do nothing with, it gets no more than a guess.
     guesses = {unit: control.floors[unit] for unit in comparison.strongest.unscored if unit in control.floors}
     lowest = comparison.subtract_control({**comparison.strongest.values, **guesses}, control)
@@ -361,7 +362,7 @@ def _why_control_says_nothing(control: ScoreReading) -> str:
     return f"without the defense no leak is shown either ({control.verdict or control.remark})"
 
 
-def _why_it_does_not_hold(comparison: _AttackWithAndWithout) -> str:
+def _why_it_does_not_hold(comparison: _AttackWithAndWithout, num_victims: int) -> str:
     if comparison.leaks:
         return "less leaks than without it, but it still leaks"
     if comparison.open_question:
@@ -370,6 +371,10 @@ def _why_it_does_not_hold(comparison: _AttackWithAndWithout) -> str:
         return (
             "less leaks than without it, but of "
             f"{comparison.exposed} at least half as much as an attack gets on average without it"
+        )
+    if num_victims < MIN_VICTIMS:
+        return (
+            f"less leaks than without it, but only {number_of(num_victims, 'victim')} were attacked with it and without"
         )
     if all(at_floor(side.reading.summary) for side in comparison.sides):
         return (

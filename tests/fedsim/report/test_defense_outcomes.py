@@ -344,6 +344,14 @@ def test_knowing_the_defense_is_seen_by_any_metric() -> None:
     assert [item.word for item in attack_outcomes(rows, controls, "")] == [HOLDS, HOLDS]
 
 
+def test_a_defense_holds_only_for_victims_of_whom_something_leaks_without_it() -> None:
+    rows = []
+    for row in make_both({False: AT_FLOOR, True: LOWER}, "noise"):
+        rows.append(row | {"victim": row["victim"] if int(row["victim"]) < 3 else f"9{row['victim']}"})
+    [found] = attack_outcomes(rows, make_rows(LEAKING), "")
+    assert (found.word, "only 3 victims were attacked with it and without" in found.reason) == (WEAKENS, True)
+
+
 def test_a_defense_on_which_attacks_fail_does_not_do_nothing() -> None:
     shares: dict[str, Any] = {"metric": "identified", "floor": 0.01, "examples": 10.0, "floor_guess": "chance"}
     controls = make_rows([1.0, 0.9, 1.0, 0.9, 1.0, 1.0] * 3, **shares)
