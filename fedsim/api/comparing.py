@@ -13,6 +13,7 @@ from fedsim.base.errors import ConfigError, FedsimError, RunError
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import RunFolder, read_metrics
 from fedsim.federation.settings import flat_settings
+from fedsim.plugins.code_hashes import UNREADABLE
 from fedsim.recording.recording_folder import find_run
 from fedsim.report.attack_traits import read_scores
 from fedsim.report.comparison_page import Pictures, RunColumn, write_comparison_page
@@ -40,6 +41,7 @@ class ComparedRun:
         name: what tells it from the others, the last parts of its path.
         folder: the run folder.
         settings: by `table.key`; None for a recording made elsewhere.
+        code: by name of a plug-in of another package, hashes of the code that it had in the run.
         scores: the rows of its `scores.csv`.
         quality: by round, what the server measured of the model: its accuracy, or its loss where that is all there is.
         measured: which of the two; empty where the server measured nothing.
@@ -48,6 +50,7 @@ class ComparedRun:
     name: str
     folder: OpenRun
     settings: Mapping[str, Any] | None
+    code: Mapping[str, frozenset[str]]
     scores: Sequence[Mapping[str, str]]
     quality: Mapping[int, float]
     measured: str
@@ -93,11 +96,21 @@ class Comparison:
 
     @property
     def about_settings(self) -> list[str]:
-        """Sentences on `differing_settings`: whose are not known, and whether all that are known are the same."""
+        """Sentences on `differing_settings` and on code.
+
+        They say whose settings are not known, whether all that are known are the same, and which plug-ins of the same
+        name have other code than in the first run.
+        """
         unknown = [side.name for side in self.sides if side.settings is None]
         sentences = [f"{name} was recorded elsewhere, so its settings are not known." for name in unknown]
         if len(self.sides) - len(unknown) > 1 and not self.differing_settings:
             sentences.append("All other runs have the same settings." if unknown else "All settings are the same.")
+        first, *others = self.sides
+        for side in others:
+            for name in sorted(first.code.keys() & side.code.keys()):
+                if first.code[name] != side.code[name] or UNREADABLE in side.code[name]:
+                    known = "may not be" if UNREADABLE in first.code[name] | side.code[name] else "is not"
+                    sentences.append(f"The code of {name} {known} the same in {side.name} as in {first.name}.")
         return sentences
 
     def unshared_attacks(self, name: str) -> tuple[list[str], list[str]]:
@@ -215,6 +228,7 @@ def _read_run(path: Path, name: str) -> ComparedRun:
         name=name,
         folder=folder,
         settings=_settings(folder),
+        code=_read_code(folder),
         scores=read_scores(folder),
         quality=quality,
         measured=measured,
@@ -231,6 +245,21 @@ def _settings(folder: OpenRun) -> Mapping[str, Any] | None:
         return None
     folder.check_same(folder.config)
     return flat_settings(folder.config)
+
+
+def _read_code(folder: OpenRun) -> dict[str, frozenset[str]]:
+    """Return the hashes of the code of each plug-in of another package, by its name, as the run noted them."""
+    code: dict[str, set[str]] = {}
+    noted = folder.manifest.contents
+    if noted is not None and noted.settings is not None:
+        for where, code_hash in noted.code.items():
+            code.setdefault(str(noted.settings.get(f"{where}.name", where)), set()).add(code_hash)
+    for file in sorted(folder.findings.glob("*/*.safetensors")):
+        if folder.manifest.vouches_for(file):
+            about = read_facts(file)
+            if about["code"]:
+                code.setdefault(str(about["attack"]), set()).add(str(about["code"]))
+    return {name: frozenset(hashes) for name, hashes in code.items()}
 
 
 def _quality(folder: RunFolder) -> tuple[str, dict[int, float]]:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import fedsim
 from fedsim.base.errors import ConfigError
 from fedsim.cli.compare import compare
+from fedsim.interfaces.attack import Attack, Paper, Target
+from fedsim.interfaces.defense import Defense
+from fedsim.interfaces.findings import Reconstruction
+from fedsim.interfaces.local_context import LocalContext
+from fedsim.plugins.code_hashes import UNREADABLE
+from fedsim.recording.wire_format import State
 from fedsim.report.differences import SEEN_LESS
 
 EXPERIMENT: dict[str, Any] = {
@@ -179,3 +187,41 @@ def test_the_page_escapes_names_and_failures(folder: Path, tmp_path: Path) -> No
     assert "&lt;b&gt;x" in text
     assert "<b>x" not in text
     assert "&lt;i&gt;y: holds no run" in text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Halves(Defense):
+    """Sends half of the update."""
+
+    paper = Paper(title="T", authors="A", venue="V", year=2020)
+
+    def on_update(self, update: State, context: LocalContext) -> State:
+        return {name: tensor / 2 for name, tensor in update.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Black(Attack):
+    """Claims one black image."""
+
+    paper = Paper(title="T", authors="A", venue="V", year=2020)
+    needs = frozenset({"input_shape"})
+
+    def _run(self, target: Target, progress: object) -> Reconstruction:
+        assert target.knowledge.input_shape is not None
+        return Reconstruction(data=torch.zeros(1, *target.knowledge.input_shape), labels=torch.zeros(1).long())
+
+
+def test_other_code_of_one_name_is_said(folder: Path, tmp_path: Path) -> None:
+    """Else a difference that it makes would be one between equal runs."""
+    fedsim.run({**EXPERIMENT, "defense": [Halves()], "attack": [Black()]}, tmp_path / "one")
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    both = fedsim.compare(tmp_path / "one", tmp_path / "two")
+    one, two = both.sides
+    assert one.code.keys() == {f"{__name__}:Halves", "Black"}
+    assert both.about_settings == ["All settings are the same."]
+    other = replace(two, code={**two.code, "Black": frozenset({"0"}), f"{__name__}:Halves": frozenset({UNREADABLE})})
+    assert replace(both, sides=[one, other]).about_settings == [
+        "All settings are the same.",
+        "The code of Black is not the same in two as in one.",
+        f"The code of {__name__}:Halves may not be the same in two as in one.",
+    ]
