@@ -143,10 +143,10 @@ def _model_mismatch_error(
         orders: names and shapes that would be; the last one has all parameters.
     """
     shapes = next((names for names in orders if len(names) == len(state)), orders[-1])
+    difference = f"are {len(state)} tensors, the model has {len(shapes)}"
     if all(key.isdigit() for key in state):
         tensors = (state[key] for key in sorted(state, key=int))
         state = dict(zip(shapes, tensors, strict=False))
-    difference = f"are {len(state)} tensors, the model has {len(shapes)}"
     for name, shape in orders[-1].items():
         if name not in state:
             difference = f"have no {name}, the model has one of shape {tuple(shape)}"
@@ -155,7 +155,10 @@ def _model_mismatch_error(
             got = tuple(state[name].shape)
             difference = f"have {name} of shape {got}, the model {tuple(shape)}"
             break
-    return TranscriptError(f"{where}: the recorded {content} {difference}; attack with the model of that federation")
+    return TranscriptError(
+        f"{where}: the recorded {content} {difference}; attack with the model of that federation, or say with [app] "
+        "names which arrays are the model's"
+    )
 
 
 def running_statistic_names(model: nn.Module) -> list[str]:

@@ -144,6 +144,8 @@ class MessageFormat(BaseModel):
         if in_one_record or self.stated_keys & _TENSOR_KEYS:
             arrays, broadcast_names = update.payload.arrays(), list(update.before)
             names = broadcast_names if arrays.keys() <= update.before.keys() else list(arrays)
+            if update.before.keys() < arrays.keys():  # clients send more behind the model, such as gradients
+                broadcast_names = names
             before = self._to_model(update.before, where, broadcast_names, drop_controls=in_one_record)
             sent = self._to_model(arrays, where, names, drop_controls=in_one_record)
             payload = self._to_payload(sent, before)

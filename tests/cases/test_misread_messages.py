@@ -54,12 +54,15 @@ def record(folder: Path, number: int, before: State, replies: list[State]) -> No
     Recorder(folder / "run" / "transcript", resume=number > 1).write(number, updates)
 
 
-def score(folder: Path, monkeypatch: pytest.MonkeyPatch, number: int = 1, **stated: Any) -> dict[str, dict[int, float]]:
+def score(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, number: int = 1, app: dict[str, str] | None = None, **stated: Any
+) -> dict[str, dict[int, float]]:
     """Attack round `number` of all clients; the scores by metric and client."""
     monkeypatch.setattr(torch, "make_checked_model", make_model, raising=False)
     known = {"model": "torch:make_checked_model", "input_shape": [1, 8, 8], "value_range": [0.0, 1.0], "num_classes": 4}
     tables: dict[str, Any] = {
         "adversary": {"workers": 1, "victims": "all", "rounds": [number], "knowledge": known | stated},
+        "app": app or {},
         "attack": [{"name": "label-counts"}],
         "truth": fedsim.write_truth(folder / "truth", lambda client: held_by(int(client)), [0, 1, 2]),
     }
@@ -110,3 +113,17 @@ def test_a_stated_one_is_no_true(
     assert "times as long as training on truth.0" in caplog.text
     page = fedsim.open(tmp_path / "run").report().path.read_text()
     assert "local_epochs = 1" in page
+
+
+def test_deltas_of_the_other_sign_are_told_of_though_another_clients_data_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    start = make_model().state_dict()
+    trained = train(start, 0)
+    moves = {name: start[name] - trained[name] for name in start}
+    inputs, labels = held_by(0)
+    monkeypatch.setattr("tests.cases.test_misread_messages.held_by", lambda client: (inputs, (labels + client) % 4))
+    record(tmp_path, 1, start, [moves, moves, moves])
+    score(tmp_path, monkeypatch, app={"replies": "delta"})
+    assert "points the opposite way, as where a delta is w_t - w_T, which" in caplog.text
+    assert 0 in score(tmp_path, monkeypatch, app={"replies": "gradient"})["label_distance"]

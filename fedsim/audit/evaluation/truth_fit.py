@@ -177,7 +177,8 @@ def _describe_unrelated(
     complaint = f"what truth.{victim} says that it held does not explain its message (1 - cosine {distance:.3f})"
     if distances[nearest] < _RELATED:
         return (
-            f"{complaint}, and what client {nearest} is said to have held does ({distances[nearest]:.3f}); mend [truth]"
+            f"{complaint}{_describe_sign(distance)}, and what client {nearest} is said to have held does "
+            f"({distances[nearest]:.3f}); mend {'[app] or ' if distance >= _OPPOSITE else ''}[truth]"
         )
     # Many local steps turn an update away from any gradient, and noise may leave nothing of it.
     if distance < _UNRELATED or context.knowledge.defenses_in(first_round(about)):
@@ -214,7 +215,10 @@ def _warn_of_others(
 def _describe_sign(distance: float) -> str:
     if distance < _OPPOSITE:
         return ""
-    return ", and points the opposite way, as where a delta is w_t - w_T or a gradient has a minus sign"
+    return (
+        ', and points the opposite way, as where a delta is w_t - w_T, which [app] replies = "gradient" reads, or a '
+        'gradient has a minus sign, which "delta" reads'
+    )
 
 
 def _distance(message: AttackedUpdate, truth: Truth, context: EvaluationContext) -> float:

@@ -73,3 +73,14 @@ def test_two_tensors_are_not_read_as_one(app: dict[str, Any]) -> None:
     state = {"net.w": torch.ones(2), "w": torch.zeros(2)}
     with pytest.raises(TranscriptError, match="several of the tensors that were sent are called 'w' in the model"):
         read(**app).read(make_update(state, state))
+
+
+def test_arrays_that_clients_send_behind_the_model_are_named_alone() -> None:
+    before = {str(number): torch.full((2,), float(number)) for number in range(2)}
+    sent = before | {str(number): torch.zeros(2) for number in (2, 3)}
+    update = Update(round=1, client=0, before=before, payload=Payload.from_dense(sent, "weights"), num_examples=1)
+    told = read(names=["w", "b", "", ""]).read(update)
+    assert list(told.before) == list(told.after) == ["w", "b"]
+    assert torch.equal(told.before["b"], before["1"])
+    with pytest.raises(TranscriptError, match=r"4 tensors were sent, and .app. names has 2"):
+        read(names=["w", "b"]).read(update)
