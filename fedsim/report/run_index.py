@@ -137,7 +137,9 @@ def write_index_page(index: RunIndex) -> Path:
 
 def _is_ours(path: Path) -> bool:
     try:
+        if not path.is_file():  # at a pipe this would wait
+            return False
         with path.open("rb") as file:
-            return path.is_file() and _GENERATOR.encode() in file.read(_HEAD_LENGTH)
+            return _GENERATOR.encode() in file.read(_HEAD_LENGTH)
     except OSError as error:
         raise RunError(f"{path}: cannot be read ({error.strerror}); move it elsewhere") from error

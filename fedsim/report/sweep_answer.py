@@ -225,7 +225,9 @@ def _leakage_texts(
     of_attack = [row for row in rows if row["attack"] == group.attack and row["metric"] == metric]
     of_form = [row for row in of_attack if (row["knows_defenses"] == "1") == group.knows_defenses]
     gains = _gains(of_form, sign=1 if better == "higher" else -1)
-    if group.gain <= 0:
+    if math.isnan(group.gain):
+        leakage = "no guess to compare with"
+    elif group.gain <= 0:
         leakage = "at the guess"
     elif group.is_exact:
         leakage = EXACT

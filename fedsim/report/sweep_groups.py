@@ -271,7 +271,7 @@ def _interval_over_units(
     value_range: tuple[float, float],
     level: float = statistics.CONFIDENCE,
 ) -> tuple[float, float]:
-    if not all(map(math.isfinite, values.values())):
+    if not values or not all(map(math.isfinite, values.values())):
         return math.nan, math.nan
     victims, seeds = _means(values, 0), _means(values, 1)
     if not are_independent(metric):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,9 +18,9 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
 
-from fedsim.base.errors import RunError
+from fedsim.base.errors import RunError, one_line
 from fedsim.base.files import parse_json, write_text
-from fedsim.federation.run_folder import as_csv
+from fedsim.federation.run_folder import as_csv, check_count
 from fedsim.recording.seals import require_seal, seal_text, signing_key
 
 TABLE, CELLS = "sweep.csv", "cells.csv"
@@ -64,6 +65,9 @@ is why a cell with a defense has none; `defense_limits` names rounds in which a 
 and defenses that change examples; `open_rounds` are these rounds; `seconds` is the duration of the
 cell without its federation.
 """
+_FINITE_NUMBERS = ("examples", "accuracy", "client_accuracy", "bytes")
+_NUMBERS = (*_FINITE_NUMBERS, "value", "floor", "ceiling", "guess", "proved_epsilon", "measured_epsilon")
+"""Columns of `sweep.csv` with numbers, which may be missing."""
 State = Literal["done", "failed", "does not apply", "not done", "skipped"]
 
 
@@ -174,7 +178,24 @@ def _read_table(path: Path, rest: Sequence[str]) -> SweepTableFile:
         if tuple(header) != table_columns(axes, rest):  # of another version
             raise ValueError(f"its columns are not {', '.join(table_columns(('...',), rest))}")
         rows = [dict(zip(header, line, strict=True)) for line in lines]
+        for row in rows:
+            _check_row(row)
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = getattr(error, "strerror", None) or one_line(str(error))
         raise RunError(f"{path}: cannot be read ({reason}); the same `fedsim sweep` writes it again") from error
     return SweepTableFile(axes, rows, text)
+
+
+def _check_row(row: Mapping[str, str]) -> None:
+    """Raise ValueError where a row of either table holds something else than numbers in their columns."""
+    for name in (name for name in _NUMBERS if row.get(name)):
+        number = float(row[name])
+        if (math.isnan(number) and name != "guess") or (math.isinf(number) and name in _FINITE_NUMBERS):
+            raise ValueError(f"has {row[name]!r} as {name}")
+    if row.get("value"):
+        float(row["examples"])  # means are taken of both
+    counts = row.get("open_rounds", "").split()
+    if row.get("accuracy") and row.get("guess"):
+        counts.append(row["num_evaluated"])
+    for count in counts:
+        check_count(count)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -16,6 +17,9 @@ from fedsim.cli.plugins import lay_out
 from fedsim.federation.run_folder import RunFolder, as_csv
 from fedsim.report.attack_traits import read_scores
 from fedsim.report.run_index import RunIndex, write_index_page
+from fedsim.report.sweep_answer import answer_sweep
+from fedsim.sweeps.table import read_table, write_table
+from tests.support.sweep_tables import LEAKING, make_rows
 
 NAME = "\x1b]0;owned\x07\u202eclient[/]"
 
@@ -58,3 +62,25 @@ def test_a_count_in_the_scores_that_is_none_is_one_sentence(column: str, text: s
     with pytest.raises(RunError, match=r"scores\.csv: .*has '.*' in place of a count") as caught:
         read_scores(folder)
     assert len(str(caught.value)) < 500 + len(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("column", "text"),
+    [("value", "x"), ("accuracy", "nan"), ("bytes", "inf"), ("num_evaluated", ""), ("proved_epsilon", "nan")],
+)
+def test_a_number_in_a_sweeps_table_that_is_none_is_one_sentence(column: str, text: str, tmp_path: Path) -> None:
+    write_table(tmp_path, ("defense",), [row | {column: text} for row in make_rows(LEAKING)])
+    with pytest.raises(RunError, match=r"sweep\.csv: cannot be read \(.*\); the same `fedsim sweep` writes it again"):
+        read_table(tmp_path)
+
+
+def test_a_sweep_whose_scores_have_no_floor_has_an_answer(tmp_path: Path) -> None:
+    rows = [row | {"floor": ""} for row in make_rows(LEAKING)]
+    answer = answer_sweep(rows, [], ("defense",))
+    assert "nan" not in f"{answer.rows} {answer.lead}"
+
+
+def test_an_index_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "index.html")
+    with pytest.raises(RunError, match="was not written by `fedsim index`"):
+        write_index_page(RunIndex(folder=tmp_path, entries=[], num_skipped=0, num_stores=0))

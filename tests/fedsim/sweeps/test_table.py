@@ -22,7 +22,15 @@ from fedsim.sweeps.table import (
 )
 
 PLACE = {"cell": "a1", "federation": "b2", "training.local_epochs": 5, "seed": 1, "attack": "sme"}
-SCORE = PLACE | {"victim": 0, "round": "1-3", "metric": "psnr", "value": 12.5, "better": "higher", "bytes": 100.0}
+SCORE = PLACE | {
+    "victim": 0,
+    "round": "1-3",
+    "metric": "psnr",
+    "value": 12.5,
+    "better": "higher",
+    "examples": 4,
+    "bytes": 100.0,
+}
 
 
 @pytest.fixture(autouse=True)
