@@ -128,7 +128,7 @@ def _run_command() -> tuple[str, int]:
         code = cli(standalone_mode=False) or 0
     except FedsimError as error:
         return str(error), error.exit_code
-    except typer.Abort:
+    except (typer.Abort, KeyboardInterrupt):  # typer turns only one that comes while the command works into its own
         return _interrupt_message(), 1
     except SystemExit as error:
         if isinstance(error.__context__, BrokenPipeError):

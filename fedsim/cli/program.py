@@ -24,10 +24,13 @@ def run_program() -> None:
     codes: list[int] = []
     # Before any import registers something, because what is registered first is called last.
     atexit.register(_end_process, codes)
-    from fedsim.cli.main import main
-
     try:
+        from fedsim.cli.main import main
+
         main()
+    except KeyboardInterrupt:  # before the command began, as its modules take a while
+        codes.append(1)
+        sys.exit("fedsim: interrupted")
     except SystemExit as end:
         codes.append(int(end.code or 0))
         raise

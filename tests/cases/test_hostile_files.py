@@ -16,9 +16,9 @@ import pytest
 
 from fedsim.audit import isolation
 from fedsim.base.errors import DataError, TranscriptError, TrustError
-from fedsim.cli.main import _list_typed_words
+from fedsim.cli.main import _list_typed_words, _run_command
 from fedsim.data.idx import _read_idx
-from fedsim.plugins import packed_arrays
+from fedsim.plugins import packed_arrays, registry
 from fedsim.plugins.allowed_code import allow_code, check_allowed, find_references, restrict_code
 from fedsim.recording.exchange_files import import_exchange
 
@@ -104,3 +104,27 @@ def test_an_answer_that_cannot_be_written_is_one_sentence() -> None:
         done.stderr
         == "fedsim: the output cannot be written (No space left on device); make room, and do the same again\n"
     )
+
+
+def test_an_interrupt_while_the_program_starts_is_one_sentence() -> None:
+    program = (
+        "import sys; from importlib.abc import MetaPathFinder\n"
+        "class Interrupt(MetaPathFinder):\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'fedsim.cli.main': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "from fedsim.cli.program import run_program; run_program()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "fedsim: interrupted\n")
+
+
+def test_an_interrupt_before_the_command_works_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "argv", ["fedsim", "attack", "RUN"])
+    monkeypatch.setattr(registry, "check_installation", interrupt)
+    sentence, code = _run_command()
+    assert code == 1
+    assert sentence.startswith("interrupted; the same `fedsim attack` goes on")
