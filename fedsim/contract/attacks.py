@@ -13,7 +13,7 @@ import torch
 
 from fedsim.audit.evaluation.evaluator import FindingSpec, check_claim
 from fedsim.audit.finding_files import finding_from_tensors, tensors_to_save
-from fedsim.base.errors import AttackError, KnowledgeError
+from fedsim.base.errors import AttackError, KnowledgeError, error_reason
 from fedsim.base.randomness import generator
 from fedsim.contract import common
 from fedsim.contract.checks import CheckedPlugin, ContractViolation, DoesNotApply, NotChecked, expect
@@ -22,6 +22,7 @@ from fedsim.interfaces.attack import Attack, Knowledge, Target
 from fedsim.interfaces.findings import Finding
 from fedsim.interfaces.knowledge import FACTS
 from fedsim.plugins import registry
+from fedsim.plugins.code_hashes import locate_error
 
 _ITERATIONS = 6
 """Value of the setting `iterations`, where an attack has it and it is not set."""
@@ -172,7 +173,7 @@ def reports_progress(subject: CheckedPlugin) -> None:
         f"its iterations are reported as {iterations[:9]}, expected each once and in order",
     )
     last_iteration, total, _ = calls[-1]
-    expect(last_iteration == total, f"the last iteration reported is {last_iteration} of {total}")
+    expect(last_iteration == total, f"the last iteration reported is {last_iteration} of {total}; count from 1")
     for iteration, _, values in calls:
         if not math.isfinite(values.get("objective", math.nan)):
             raise ContractViolation(
@@ -248,6 +249,11 @@ def _finding_or_refusal(subject: CheckedPlugin, scene: TinyRecording) -> Finding
         return _run(subject, scene)
     except AttackError as error:
         return str(error)
+    except Exception as error:
+        if not subject.cache:
+            raise
+        # It is for another kind of recording, or what it claims there is wrong, which was said before.
+        return f"{error_reason(error)} ({locate_error(error, type(_build_attack(subject)))})"
 
 
 def _first_result(subject: CheckedPlugin) -> tuple[TinyRecording, Finding]:

@@ -36,7 +36,7 @@ from fedsim.federation.engines.engine import Engine, FederationJob
 from fedsim.federation.engines.serial import InProcessGrid
 from fedsim.interfaces.attack import Attack, Paper
 from fedsim.interfaces.defense import Defense, Guarantee, Participation
-from fedsim.interfaces.findings import Reconstruction
+from fedsim.interfaces.findings import Membership, Reconstruction
 from fedsim.interfaces.local_context import LocalContext
 from fedsim.interfaces.message_noise import MessageNoise, TrainingFacts
 from fedsim.interfaces.panel import Panel
@@ -181,6 +181,17 @@ class TakesNothing(Fine):
 
     def _run(self, target: Any, progress: Any) -> Any:
         raise AttackError("this update is not for me")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimsWrongly(Fine):
+    """Claim scores that are no tensor, of classes alone."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"candidates"})
+
+    def _run(self, target: Any, progress: Any) -> Any:
+        torch.eye(10)[target.knowledge.candidates.labels]
+        return Membership(scores=np.zeros(2))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1035,6 +1046,8 @@ def test_one_cause_is_told_once(check_class: Callable[..., CheckResult], tmp_pat
     first, second = (run_check(check, subject) for check in (attacks.finishes_tiny_case, attacks.is_deterministic))
     assert first.reason.count("this update is not for me") == 1
     assert (second.verdict, second.reason) == ("not checked", "it works on no tiny case, as said above")
+    wrong = check_class(attacks.finishes_tiny_case, "attacks", ClaimsWrongly)
+    assert wrong.reason.startswith("it works on no tiny case: the attack claims scores of type ndarray, expected")
 
 
 def test_what_cannot_be_checked_never_passes(check_class: Callable[..., CheckResult]) -> None:

@@ -128,6 +128,8 @@ def score_examples(
         DataError: the finding and the truth differ in kind or in shape.
     """
     data, claimed_labels, true_labels = claimed_data(finding), finding.labels, truth.labels
+    if not claimed_labels.is_floating_point():
+        claimed_labels = claimed_labels.long()  # a loss takes no shorter integers
     public_with_targets = public
     _check_comparable(finding, truth)
     if goal == "labels" and true_labels.ndim > 1:

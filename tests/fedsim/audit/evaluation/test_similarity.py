@@ -77,6 +77,14 @@ def test_what_the_client_held_explains_one_step_wholly() -> None:
     assert found == {"l_sim": pytest.approx(0, abs=1e-6), "l_sim_line": pytest.approx(0, abs=1e-6)}
 
 
+def test_short_integers_are_labels_as_others_are() -> None:
+    truth = Truth(data=images(4), labels=LABELS)
+    finding = Reconstruction(data=images(4), labels=LABELS.int())
+    scores = score_examples(finding, truth, public=None, rng=torch.Generator(), message=message())
+    values = {score.metric: score.value for score in scores}
+    assert values["l_sim"] == pytest.approx(0, abs=1e-6)
+
+
 def test_it_is_the_cosine_at_w_t_and_the_best_one_on_the_line() -> None:
     sent, data = message(local_epochs=40, batch_size=2), images(4, seed=3)
     found = sent.similarities(data, LABELS)
