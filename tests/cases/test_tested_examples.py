@@ -47,6 +47,19 @@ def test_examples_that_an_app_trains_and_tests_on_are_counted() -> None:
     assert watch.count()[0] == 10, "nothing is looked at afterwards"
 
 
+def test_what_losses_and_heads_are_given_is_no_example() -> None:
+    watch, body, head = ExampleWatch(), nn.Sequential(nn.Flatten(), nn.Linear(64, 8)), nn.Linear(8, 1)
+    with watch.watch():
+        for _ in range(2):
+            with watch.answer("train"):
+                nn.MSELoss()(head(body(draw(0))), torch.zeros(4, 1)).backward()
+                with torch.no_grad():
+                    body[1].weight.add_(1)
+            with watch.answer("evaluate"), torch.no_grad():
+                nn.MSELoss()(head(body(draw(0))), torch.zeros(4, 1))
+    assert watch.count() == (4, 4)
+
+
 def test_few_equal_examples_are_chance_and_failing_networks_are_left_alone() -> None:
     watch, model = ExampleWatch(), make_model()
     with watch.watch():
