@@ -48,7 +48,13 @@ from fedsim.audit.threat_model import (
     full_knowledge,
     grant_knowledge,
 )
-from fedsim.audit.truth_files import check_truth, check_truths, count_examples, count_group_examples
+from fedsim.audit.truth_files import (
+    check_truth,
+    check_truths,
+    count_examples,
+    count_group_examples,
+    warn_of_unmatched_names,
+)
 from fedsim.audit.variants import settings_of
 from fedsim.base.errors import ConfigError, KnowledgeError
 from fedsim.federation.app_file import read_app_defenses
@@ -346,6 +352,8 @@ class Audit:
             return
         check_fit(self.transcript, self.granted_knowledge)
         check_truths(self.case.files, self.group_counts, self.granted_knowledge)
+        if isinstance(self.spec.app.num_examples, dict):
+            warn_of_unmatched_names("[app] num_examples", self.spec.app.num_examples, self.example_counts)
         titled_attacks = [(table.title, attack) for table, attack in self._possible_attacks]
         warn_of_cost(titled_attacks, self.transcript, self.granted_knowledge)
 

@@ -16,7 +16,8 @@ from fedsim.audit.evaluation.case import Case
 from fedsim.audit.finding_files import load_claim, load_finding, read_facts, save_finding
 from fedsim.audit.plan import AttackJob, TitledAttacks
 from fedsim.audit.variants import hash_variant, settings_of
-from fedsim.base.errors import ConfigError, TranscriptError
+from fedsim.base.content_hashes import hash_json
+from fedsim.base.errors import ConfigError, FedsimError, TranscriptError
 from fedsim.federation.adversary_tables import KnowledgeTable
 from fedsim.federation.open_run import OpenRun
 from fedsim.interfaces.attack import Knowledge
@@ -104,6 +105,31 @@ class FindingCache:
             return True
         current, recorded = self.current_versions.get(str(about["attack"]), ("",)), _finding_version(about)
         return current[0] == recorded[0] and current != recorded
+
+    def hash_messages(self, rounds: Sequence[int]) -> str:
+        """Return a SHA-256 over the headers of recorded rounds, which have the hashes of all that was sent in them.
+
+        Raises:
+            TranscriptError: a round is damaged, or not recorded.
+        """
+        key = tuple(rounds)
+        if key not in self._message_hashes:
+            recording = self.folder.recording
+            if missing := set(key) - set(recording.rounds):
+                raise TranscriptError(f"{recording.folder}: round {min(missing)} is not recorded")
+            self._message_hashes[key] = hash_json([recording.sha256(number) for number in key])
+        return self._message_hashes[key]
+
+    @cached_property
+    def _message_hashes(self) -> dict[tuple[int, ...], str]:
+        return {}
+
+    def is_of_other_messages(self, about: Mapping[str, Any]) -> bool:
+        """Return whether a finding was made from other messages than these rounds hold now."""
+        try:
+            return about.get(MESSAGES_HASH) not in (None, self.hash_messages(about["rounds"]))
+        except FedsimError:  # a damaged round is named where it is read
+            return False
 
     @cached_property
     def variants(self) -> dict[str, str]:
@@ -212,6 +238,10 @@ class FindingCache:
         ]  # fmt: skip
         text = json.dumps(parts, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+MESSAGES_HASH = "messages"
+"""Key of a finding's metadata: what `FindingCache.hash_messages` gave of its rounds."""
 
 
 def _variant_folder(folder: Path, variant_hash: str) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fedsim.audit.cache import MESSAGES_HASH
 from fedsim.audit.evaluation.evaluator import FindingSpec
 from fedsim.audit.evaluation.memberships import CANDIDATES_DIGEST
 from fedsim.audit.job_log import JobLog
@@ -60,6 +61,7 @@ def make_finding_metadata(audit: Audit, pending: PendingJob, job_log: JobLog) ->
         "app": audit.spec.app.model_dump(mode="json", exclude_defaults=True),
         "partial_records": partial_records.column if partial_records else "",
         "fingerprint": pending.fingerprint,
+        MESSAGES_HASH: audit.cache.hash_messages(job.rounds),
         "warnings": job_log.warnings,
         "seconds": round(job_log.seconds, 2),
         **_tuning_note(audit, job.title),

@@ -123,6 +123,8 @@ def _read_metadata(path: Path, cache: FindingCache, failures: list[str]) -> dict
         if not cache.folder.manifest.vouches_for(path):
             raise RunError(f"{path}: is not what this run found; remove it, or attack again to make it anew")
         about = read_facts(path)
+        if cache.is_of_other_messages(about):
+            raise RunError(f"{path}: was found in another recording than is here; remove it, or attack again")
     except FedsimError as error:
         _report_failure(path, error, failures)
         return None

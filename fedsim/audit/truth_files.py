@@ -10,6 +10,7 @@ from pathlib import Path
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.audit.stated_model import MAX_NAMES
 from fedsim.base.errors import ConfigError, DataError, TranscriptError, join_first
+from fedsim.federation.config import PUBLIC_KEY
 from fedsim.interfaces.knowledge import Knowledge
 from fedsim.recording.transcript import Transcript
 
@@ -41,6 +42,24 @@ def check_truths(files: Mapping[str, Path], counts: Mapping[tuple[int, ...], set
             f"truth: none of its clients ({', '.join(files)}) is recorded; recorded: "
             f"{join_first(recorded, MAX_NAMES)}; clients are called by their partition id where they "
             'report it (fedsim.partition_mod in the ClientApp), else by their node; "#1" is the first'
+        )
+    warn_of_unmatched_names("truth", files.keys() - {PUBLIC_KEY}, recorded)
+
+
+def warn_of_unmatched_names(table: str, named: Collection[str], recorded: Collection[str]) -> None:
+    """Warn where a table names clients that are not recorded, and leaves out some that are.
+
+    A table for all clients of which only some were recorded is no error; names that are none of the recording's are.
+    """
+    unknown = [client for client in named if client not in recorded]
+    left_out = [client for client in recorded if client not in named]
+    if unknown and left_out:
+        log.warning(
+            "%s: names %s, of whom nothing is recorded, and leaves out %s; clients are called as fedsim inspect --rows "
+            "calls them",
+            table,
+            join_first([f"client {client}" for client in sorted(unknown)], MAX_NAMES),
+            join_first([f"client {client}" for client in left_out], MAX_NAMES),
         )
 
 

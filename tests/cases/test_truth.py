@@ -21,9 +21,12 @@ from fedsim.audit.evaluation.measurements import measure_claims
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.audit.evaluation.truth_fit import find_complaint
 from fedsim.audit.threat_model import full_knowledge
+from fedsim.audit.truth_files import warn_of_unmatched_names
 from fedsim.base import table_metrics
 from fedsim.base.errors import DataError
 from fedsim.federation.config import AttackFile
+from fedsim.federation.integrity import start_late_manifest
+from fedsim.federation.open_run import OpenRun
 from fedsim.federation.table_validation import validate_tables
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.interfaces.knowledge import Knowledge
@@ -44,13 +47,13 @@ def held_by(client: int) -> tuple[Tensor, Tensor]:
     return torch.rand((2, 1, 4, 4), generator=draw), torch.randint(3, (2,), generator=draw)
 
 
-def record_weights(folder: Path) -> None:
+def record_weights(folder: Path, step: float = 0.1) -> None:
     updates = []
     for client in (0, 1):
         model, (inputs, labels) = make_model(), held_by(client)
         before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         cross_entropy(model(inputs), labels).backward()
-        after = {name: p.detach() - 0.1 * p.grad for name, p in model.named_parameters() if p.grad is not None}
+        after = {name: p.detach() - step * p.grad for name, p in model.named_parameters() if p.grad is not None}
         payload = Payload.from_dense(after, "weights")
         updates.append(Update(round=1, client=client, before=before, payload=payload, num_examples=2))
     Recorder(folder / "run" / "transcript").write(1, updates)
@@ -259,7 +262,34 @@ def test_a_file_that_cannot_hold_the_examples_of_a_sum_is_named(
         case_of_sums(tmp_path, clients, groups).truth(0, None, groups[0])
 
 
+@pytest.mark.parametrize(("named", "is_warned"), [(("0", "7"), True), (("0", "1", "7"), False), (("0",), False)])
+def test_names_that_are_none_of_the_recording_are_warned_of(
+    caplog: pytest.LogCaptureFixture, named: Collection[str], is_warned: bool
+) -> None:
+    warn_of_unmatched_names("truth", named, ("0", "1"))
+    expected = "truth: names client 7, of whom nothing is recorded, and leaves out client 1"
+    assert (expected in caplog.text) == is_warned
+
+
 def test_one_file_of_a_sum_alone_holds_the_examples_of_all(tmp_path: Path) -> None:
     truth = case_of_sums(tmp_path, (0,), [(0, 1)]).truth(0, None, (0, 1))
     assert truth is not None
     assert len(truth.data) == 2
+
+
+@pytest.mark.usefixtures("a_module")
+def test_findings_of_another_recording_are_not_scored(tmp_path: Path) -> None:
+    folder = tmp_path / "again"
+    record_weights(folder)
+    spec = describe_attack(folder, (0, 1), attack=[{"name": "label-counts"}])
+    audit = open_audit(folder / "run", spec, folder)
+    assert audit.run() == []
+    assert audit.score()
+    for path in [*(folder / "run/transcript").iterdir(), folder / "run/manifest.json"]:
+        path.unlink()
+    record_weights(folder, step=0.2)
+    (folder / "run/manifest.json").unlink()
+    start_late_manifest(OpenRun(folder / "run"), None)
+    failures = list[str]()
+    assert open_audit(folder / "run", spec, folder).score(failures) == []
+    assert "round-1-client-0-repeat-0.safetensors: was found in another recording than is here" in failures[0]

@@ -23,7 +23,7 @@ from fedsim.audit.evaluation.local_optimum import match_state
 from fedsim.audit.evaluation.measurement_cache import MeasurementCache
 from fedsim.audit.evaluation.similarity import AttackedUpdate
 from fedsim.audit.evaluation.truth import Truth
-from fedsim.base.errors import FedsimError
+from fedsim.base.errors import FedsimError, join_first
 from fedsim.base.randomness import use_one_thread
 from fedsim.base.task import Loss
 from fedsim.federation.config import PUBLIC_KEY
@@ -126,7 +126,11 @@ def find_complaint(finding: Finding, about: FindingMetadata, context: Evaluation
         message = read_attacked_update(about, context)
     except _FAILURES:  # whoever needs them says so
         return ""
-    if truth is None or truth.answers or truth.has_tokens or message is None:
+    if truth is None or truth.answers:
+        return ""
+    if complaint := _describe_lacking_members(truth, about, context):
+        return complaint
+    if truth.has_tokens or message is None:
         return ""
     retraining = _retrain(message, truth, about, context)
     if retraining is not None and retraining.fits:
@@ -155,6 +159,26 @@ def find_complaint(finding: Finding, about: FindingMetadata, context: Evaluation
     if not context.case.is_defended:
         log.warning("%s; findings are scored, but %s", sentence, remedy)
     return ""
+
+
+def _describe_lacking_members(truth: Truth, about: FindingMetadata, context: EvaluationContext) -> str:
+    """Say that the files of a sum hold fewer examples than it is over, so that some members' are not among them."""
+    members = group_members(about)
+    if len(members) < 2:
+        return ""
+    try:
+        reply = context.transcript.header(first_round(about)).find_reply(int(about["victim"]))
+    except FedsimError:
+        return ""
+    if reply is None:
+        return ""
+    count = context.transcript.message_format.num_examples_of(reply.client, reply.num_examples)
+    if count <= len(truth.data):
+        return ""
+    return (
+        f"the sum over clients {join_first(members, 6)} is over N = {count} examples, and truth.{about['victim']} "
+        f"holds {len(truth.data)}; name a file of each of these clients, or one alone that holds the examples of all"
+    )
 
 
 def _describe_unrelated(
