@@ -64,6 +64,7 @@ class DefenseOutcome:
         naive: the attack by an adversary who does not know the defense; None where it has no scores.
         adaptive: the attack by one who does; None where it was not made.
         difference: of the stronger of both to the control; None where nothing can be paired.
+        exposed: who is got back all the same, see `find_exposed_victim`.
         word: one of `WORST_FIRST`.
         reason: why.
     """
@@ -74,6 +75,7 @@ class DefenseOutcome:
     naive: AttackReading | None
     adaptive: AttackReading | None
     difference: PairedDifference | None
+    exposed: str
     word: str
     reason: str
 
@@ -268,6 +270,7 @@ def _outcome(attack: str, comparison: _AttackWithAndWithout, no_control: str) ->
         naive=comparison.naive,
         adaptive=comparison.adaptive,
         difference=difference,
+        exposed=comparison.exposed,
         word=word,
         reason=reason,
     )

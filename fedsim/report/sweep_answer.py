@@ -225,15 +225,17 @@ def _leakage_texts(
     of_attack = [row for row in rows if row["attack"] == group.attack and row["metric"] == metric]
     of_form = [row for row in of_attack if (row["knows_defenses"] == "1") == group.knows_defenses]
     gains = _gains(of_form, sign=1 if better == "higher" else -1)
+    of_details = [item for item in details if (item.attack, item.metric) == (group.attack, metric)]
+    exposed = next((item.exposed for item in of_details), "")
     if math.isnan(group.gain):
         leakage = "no guess to compare with"
     elif group.gain <= 0:
-        leakage = "at the guess"
+        leakage = f"at the guess on average, and beyond it of {exposed}" if exposed else "at the guess"
     elif group.is_exact:
         leakage = EXACT
     else:
         leakage = signed_text(group.gain, *paired_interval(metric, gains), unit)
-    differences = [item.difference for item in details if (item.attack, item.metric) == (group.attack, metric)]
+    differences = [item.difference for item in of_details]
     difference = ""
     if differences and differences[0] is not None:
         difference = signed_text(differences[0].mean, differences[0].low, differences[0].high, unit)

@@ -80,6 +80,13 @@ def test_what_is_below_the_guess_is_at_the_guess() -> None:
     assert row_of(found, "noise").verdict == HOLDS
 
 
+def test_who_is_got_back_all_the_same_stands_beside_the_mean() -> None:
+    exposed = [25.0, *[7.0] * 19]
+    rows = make_both({False: exposed, True: [value - 0.3 for value in exposed]}, "noise")
+    row = row_of(answer(make_rows([15.0] * 20), rows), "noise")
+    assert row.leakage == "at the guess on average, and beyond it of victim 0 (round 1, seed 0) (sme)"
+
+
 def test_exact_claims_are_called_exact_and_a_difference_names_its_attack() -> None:
     """Without a defense another attack is the strongest one, which the defense stops from being made."""
     exact = make_rows([140.0, 138.0, 141.0, 139.0, 140.0, 142.0], attack="spear")
