@@ -57,11 +57,6 @@ class ModelAttributeInference(ModelAttack):
     categories as one batch: in a batch in which every record has the same category, normalisation
     would remove what is common to all, and so the category.
 
-    Args:
-        source: `global` is w_t of the last inspected round, `last-returned` the last w_T that the
-            victim returned; else the title of an attack in the same file that decodes local models,
-            or `optimal` for the victim's true optimal local model, which only the evaluator has.
-
     References:
         [Driouich2022], Eq. 3 and Prop. 4, after [Kasiviswanathan2013]; for regressions [Diana2025],
         whose passive attack on least squares is this one with `lmra-linear` as source. Differs: the

@@ -53,9 +53,6 @@ class ModelSampleReconstruction(ModelAttack):
             (App. C.2) on Eq. 5 hardly moves the pixels.
         tv_weight: weight of each image's total variation; for images only.    [paper: none]
         patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never.
-        source: `global` is w_t of the last inspected round, `last-returned` the last w_T that the
-            victim returned; else the title of an attack in the same file that decodes local models,
-            or `optimal` for the victim's true optimal local model, which only the evaluator has.
 
     References:
         [Fredrikson2015], Algorithm 1, as run in [Driouich2022], Eq. 5 and App. C.2.
@@ -141,10 +138,6 @@ class GradientSampleReconstruction(GradientInversion):
         signed: feed the optimizer the sign of each pixel's gradient.
         tv_weight: alpha of Eq. 4.               [not given; Geiping et al.: 1e-4 to 1e-1]
         iterations: steps of the optimizer.      [not given]
-        restarts: random starts; the one with the smallest objective is the finding.
-        patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never.
-        compile: trace and compile both backward passes, see `fedsim.inversion.compiled`.
-        precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
         [Geiping2020], as run in [Driouich2022], Eq. 4 and App. C.2.

@@ -47,10 +47,6 @@ class DataLeakage(GradientInversion):
         tv_weight: weight of squared total variation.                          [FEMNIST .001; .0002]
         bounds_weight: weight of the squared distance to the pixels' range.    [FEMNIST 2; 10]
         order_weight: weight of the difference of the epochs' mean images.     [FEMNIST 1000]
-        restarts: random starts; the one with the smallest objective is the finding.
-        patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never.
-        compile: trace and compile both backward passes, see `fedsim.inversion.compiled`.
-        precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
         [Dimitrov2022]; hyperparameters from its released code. Differs: the order prior compares

@@ -35,10 +35,6 @@ class DeepLeakage(GradientInversion):
     Args:
         iterations: calls of the optimizer.                                [released code: 300]
         step_size: of L-BFGS.                                              [released code: 1]
-        restarts: random starts; the one with the smallest objective is the finding.
-        patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never.
-        compile: trace and compile both backward passes, see `fedsim.inversion.compiled`.
-        precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
         [Zhu2019], Algorithm 1. Differs: dummy data are drawn in standardised units where clients
@@ -68,10 +64,6 @@ class ImprovedDeepLeakage(GradientInversion):
     Args:
         iterations: calls of the optimizer.                                [released code: 300]
         step_size: of L-BFGS.                                              [released code: 1]
-        restarts: random starts; the one with the smallest objective is the finding.
-        patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never.
-        compile: trace and compile both backward passes, see `fedsim.inversion.compiled`.
-        precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
         [Zhao2020]. Differs: as `dlg`; the sign is that of the last bias, not of its weights.

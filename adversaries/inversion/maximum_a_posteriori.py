@@ -80,10 +80,6 @@ class MaximumAPosteriori(GradientInversion):
             added, and simulates elsewhere, where clients train by SGD.
         model_error: error of the model of local training, as a share of each tensor's size.
         draws: from the posterior; 0 makes none, and expects no error.
-        restarts: random starts; the one with the smallest objective is the finding.
-        patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never.
-        compile: trace and compile both backward passes, see `fedsim.inversion.compiled`.
-        precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
         [Balunovic2022b], whose Bayes optimal adversary it approximates; [Zoran2011] for the prior

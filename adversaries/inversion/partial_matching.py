@@ -37,10 +37,6 @@ class PartialMatching(GradientInversion):
         share: of the entries of each tensor that are matched; 1 matches all.   [ours: 0.5]
         smoothing: share of the step that is taken from the gradient uphill; 0 takes none. [ours: 0.5]
         smoothing_radius: how far uphill, in standard deviations of the inputs. [ours: 0.05]
-        restarts: random starts; the one with the smallest objective is the finding.
-        patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never.
-        compile: trace and compile both backward passes, see `fedsim.inversion.compiled`.
-        precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
         [Fan2025], of which abstract and summaries say that a subset of the gradient's entries is matched, that the

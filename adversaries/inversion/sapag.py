@@ -27,10 +27,6 @@ class SelfAdaptiveLeakage(GradientInversion):
     Args:
         iterations: steps of Adam.
         step_size: Adam's, in standard deviations of the inputs.
-        restarts: random starts; the one with the smallest objective is the finding.
-        patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never.
-        compile: trace and compile both backward passes, see `fedsim.inversion.compiled`.
-        precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
         [Wang2020b], written from its description as a baseline in TGIAs-RO ([Li2023b], Sect. 4.1):

@@ -50,9 +50,6 @@ class SeeThroughGradients(GradientInversion):
             and dummy data are normalised by their own. Several steps are simulated. If no
             statistics are sent, dummy data are normalised in this way with `bn_weight = 0`.
         restarts: size of the group.
-        patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never.
-        compile: trace and compile both backward passes, see `fedsim.inversion.compiled`.
-        precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
         [Yin2021]; hyperparameters from `breaching`'s preset where the paper's were not available.

@@ -35,10 +35,6 @@ class NonLinearSurrogate(GradientInversion):
         step_size: Adam's for the dummy data, in standard deviations of the inputs. [as `sme`: 1]
         tv_weight: lambda, dimensionless.                                       [as `sme`: 0.01]
         decay: step sizes x 0.1 after 3/8, 5/8 and 7/8 of the iterations.       [as `sme`]
-        restarts: random starts; the one with the smallest objective is the finding.
-        patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never.
-        compile: trace and compile both backward passes, see `fedsim.inversion.compiled`.
-        precision: `bfloat16` computes convolutions and linear layers in it.
         alpha: start, 1 is the broadcast model.                                 [as `sme`: 0.5]
         alpha_step_size: Adam's, for alpha.                                     [as `sme`: 0.001]
         bend_step_size: Adam's, for P, in root mean square changes of each tensor's weights. [ours]

@@ -36,8 +36,6 @@ class SurrogateModelExtension(GradientInversion):
         decay: step sizes x 0.1 after 3/8, 5/8 and 7/8 of the iterations. [released code of both]
         restarts: random starts; the one with the smallest objective is the finding.  [papers: 1]
         patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never. [0]
-        compile: trace and compile both backward passes, see `fedsim.inversion.compiled`.
-        precision: `bfloat16` computes convolutions and linear layers in it.
         unknown_step_size: Adam's, for parts of the model that never left the client, as a private
             head: they begin random and are optimised along, and labels too, unless they are
             granted.                                                           [ours: 0.01]

@@ -55,9 +55,6 @@ class TabLeak(GradientInversion):
         restarts: size of the ensemble.                         [30; for FedAvg 15]
         step_size: Adam's, in standard deviations of the inputs; constant.             [.06]
         order_weight: weight of the difference of the epochs' mean rows.  [0 to .5, see below]
-        patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never.
-        compile: trace and compile both backward passes, see `fedsim.inversion.compiled`.
-        precision: `bfloat16` computes linear layers in it.
 
     References:
         [Vero2023], and its released code. Differs: starts are Gaussian instead of uniform in

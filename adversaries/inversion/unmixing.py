@@ -52,9 +52,6 @@ class Unmixing(GradientInversion):
         step_size: of Adam, for the mixtures in standard deviations of the inputs and for the logits
             of their labels.
         restarts: random starts in each round; the one with the smallest objective counts.
-        patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never.
-        compile: trace and compile both backward passes, see `fedsim.inversion.compiled`.
-        precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
         [Carlini2021]. Differs: the encoded images are not given but reconstructed from gradients;

@@ -44,13 +44,6 @@ class Lamp(SingleUpdateTextAttack):
         every: steps between two reorderings.                               [75]
         burn_in: share of the steps before the first reordering.            [0.1]
         tries: reorderings of each text.                                    [200]
-        nearest: metric of the nearest token, `euclidean` or `cosine`.
-        words: which tokens may be claimed: the whole `vocabulary`, or those `touched`, whose row of
-            the embedding's gradient is not zero.
-        restarts: random starts; the one with the smallest objective is the finding.
-        patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never.
-        compile: trace and compile both backward passes, see `fedsim.inversion.compiled`.
-        precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
         [Balunovic2022], Algorithm 1, LAMP_cos. Differs: there is no language model, so reorderings

@@ -30,13 +30,6 @@ class Tag(SingleUpdateTextAttack):
         step_size: Adam's, in standard deviations of the embedding.    [LAMP's runs of TAG: 0.1]
         absolute: factor of the absolute differences in the first tensor; decreases linearly to the
             last.                                                      [0.01]
-        nearest: metric of the nearest token, `euclidean` or `cosine`.
-        words: which tokens may be claimed: the whole `vocabulary`, or those `touched`, whose row of
-            the embedding's gradient is not zero.
-        restarts: random starts; the one with the smallest objective is the finding.
-        patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never.
-        compile: trace and compile both backward passes, see `fedsim.inversion.compiled`.
-        precision: `bfloat16` computes convolutions and linear layers in it.
 
     References:
         [Deng2021], Sect. 3; defaults of [Balunovic2022] (LAMP), whose authors run it as baseline.

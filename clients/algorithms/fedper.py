@@ -14,10 +14,6 @@ from fedsim.interfaces.algorithm import ClientResult, LocalClient
 class FedPer(BodySharing):
     """Train body and head together, send the body, and keep the head.
 
-    Args:
-        head: names of the layers or blocks of the model that stay with the client, such as
-            `["classifier"]`; empty for the last linear layer.
-
     References:
         [Arivazhagan2019], Algorithms 1 and 2.
     """

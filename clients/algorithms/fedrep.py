@@ -16,8 +16,6 @@ class FedRep(BodySharing):
     """Train the head with the body fixed, then the body with the head fixed, and send the body.
 
     Args:
-        head: names of the layers or blocks of the model that stay with the client, such as
-            `["classifier"]`; empty for the last linear layer.
         head_epochs: passes over the local data in which the head is trained; those of the body are
             the epochs or steps of `[training]`.
 

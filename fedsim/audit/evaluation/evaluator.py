@@ -98,7 +98,7 @@ class EvaluationContext:
     knowledge: Knowledge
     optimum: OptimumFunction
     weights: Path | None = None
-    read_auxiliary: Callable[[], PublicExamples | None] = lambda: None
+    read_auxiliary: Callable[[], PublicExamples | None] | None = None
     cached_values: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
@@ -109,7 +109,7 @@ class EvaluationContext:
     @cached_property
     def auxiliary(self) -> PublicExamples | None:
         """Auxiliary records, see `read_auxiliary`."""
-        return self.read_auxiliary()
+        return None if self.read_auxiliary is None else self.read_auxiliary()
 
     def examples_of_others(self, clients: Collection[int]) -> PublicExamples | None:
         """Return examples that these clients do not hold; None where none are known.
