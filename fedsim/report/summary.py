@@ -371,8 +371,10 @@ def interval_text(mean: float, low: float, high: float) -> str:
 def explain_interval(mean: float, low: float = math.nan, high: float = math.nan, *, is_share: bool) -> str:
     """Format a mean and its 95 % interval for a sentence; the mean alone without an interval.
 
-    >>> explain_interval(1.0, 0.48, 1.0, is_share=True), explain_interval(15.24, 14.55, 15.93)
-    ('100 % (95 % interval 48 to 100 %)', '15.24 (95 % interval 14.6 to 15.9)')
+    >>> explain_interval(1.0, 0.48, 1.0, is_share=True)
+    '100 % (95 % interval 48 to 100 %)'
+    >>> explain_interval(15.24, 14.55, 15.93, is_share=False)
+    '15.24 (95 % interval 14.6 to 15.9)'
     """
     factor, unit = (100.0, " %") if is_share else (1.0, "")
     text = f"{factor * mean:.{3 if is_share else 4}g}{unit}"

@@ -484,10 +484,13 @@ def test_a_module_in_the_folder_of_a_recording_is_not_imported_unasked(foreign: 
 def test_a_recording_made_elsewhere_is_attacked_and_scored_by_an_attack_file(
     foreign: Path, finished_run: Run, tmp_path: Path
 ) -> None:
-    truth = open_audit(finished_run.path, None).case.truth(1, None)
+    audit = open_audit(finished_run.path, None)
+    truth, experiment = audit.case.truth(1, None), audit.experiment
     assert truth is not None
+    assert experiment is not None
     save_file({"data": truth.data, "labels": truth.labels}, tmp_path / "held.safetensors")
     facts = {key: list(value) if isinstance(value, tuple) else value for key, value in FOREIGN.items()}
+    facts["value_range"] = [end[0] for end in experiment.data.value_range()]  # the run standardises
     tables = {"adversary": {"victims": [1], "knowledge": facts}, "truth": {"1": "held.safetensors"}}
     (tmp_path / "attack.toml").write_text(tomli_w.dumps(tables))
     run = fedsim.open(foreign, file=tmp_path / "attack.toml")

@@ -239,7 +239,7 @@ def test_a_recording_made_elsewhere_is_attacked_again_in_the_same_way(tmp_path, 
     save_file(held, tmp_path / "truth/client-0.safetensors")
     (tmp_path / "mine.toml").write_text(
         f"""
-app = {{ names = {names} }}
+app = {{ names = {names}, defended = true }}
 truth = {{ 0 = "{tmp_path}/truth/client-0.safetensors" }}
 [adversary]
 victims = [0]
