@@ -145,15 +145,16 @@ def find_complaint(finding: Finding, about: FindingMetadata, context: Evaluation
         f"(1 - cosine {retraining.distance:.3f}, with its batches in other orders {retraining.spread:.3f})"
         f"{_describe_sign(retraining.distance)}"
     )
-    if number := _find_explained_round(message, truth, about, context):
-        sentence += (
-            f", but not in round {number}, so that clients add a term that follows from earlier rounds, as FedDyn's, "
-            f"and attacks read wrong gradients here; attack round {number}"
-        )
     remedy = (
         "mend [truth], or what [app] and [adversary.knowledge] say of the model, the loss, local training and the "
         "order of arrays; if clients add noise, compress or augment their data, say defended = true in [app]"
     )
+    if number := _find_explained_round(message, truth, about, context):
+        sentence += (
+            f", but not in round {number}, so that clients add a term that follows from earlier rounds, as FedDyn's, "
+            "and attacks read wrong gradients here"
+        )
+        remedy = f"attack round {number}"
     if retraining.contradicts and not context.case.is_defended:
         return f"{sentence}; {remedy}"
     if not context.case.is_defended:
