@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from fedsim.base.errors import ConfigError, join_first
+from fedsim.base.errors import ConfigError, PayloadError, join_first
 from fedsim.recording.payloads import Payload, State
 
 log = logging.getLogger(__name__)
@@ -27,6 +27,7 @@ def check_reply(before: State, sent: State, num_members: int, path: Path) -> Non
     Raises:
         ConfigError: it has other types or shapes, or is a sum of models in place of their mean.
     """
+    _check_names(before, sent, path)
     _check_types(before, sent, path)
     _check_shapes(before, sent, path)
     _warn_of_broken_values(sent, path)
@@ -121,6 +122,20 @@ def _compare(before: State, sent: State) -> tuple[float, float, float]:
             square += float(old.square().sum())
             sent_square += float(new.square().sum())
     return product, square, sent_square
+
+
+def _check_names(before: State, sent: State, path: Path) -> None:
+    """Raise ConfigError for names that would be read as those of a gradient or a delta in a recording of fedsim's."""
+    for name, tensor in sent.items():
+        try:
+            is_plain = name in before or Payload.from_arrays({name: tensor}, before).kind == "weights"
+        except PayloadError:
+            is_plain = False
+        if not is_plain:
+            raise ConfigError(
+                f"{path}: '{name}' is called as a message of fedsim's own would be; call each array as the server "
+                "called it, and say what replies are with [app] replies"
+            )
 
 
 def _check_types(before: State, sent: State, path: Path) -> None:

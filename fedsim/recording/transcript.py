@@ -157,6 +157,9 @@ class Transcript:
         return header if self._shows_facts else replace(header, config={}, recipe={})
 
     def _recorded_header(self, number: int) -> Header:
+        if number not in self._paths:
+            recorded = ", ".join(map(str, self._paths))
+            raise TranscriptError(f"{self.folder}: round {number} is not recorded; recorded: {recorded}")
         if number not in self._headers:
             self._headers[number], self._hashes[number] = read_header(self._paths[number], number)
         return self._headers[number]

@@ -199,6 +199,10 @@ def write_other_shape(folder):
     write_npz(folder / "client-3.npz", AFTER | {"fc.weight": torch.zeros(2, 4)})
 
 
+def write_names_of_a_gradient(folder):
+    write_npz(folder / "client-3.npz", {f"gradient/{name}": tensor for name, tensor in AFTER.items()})
+
+
 def write_two_spellings(folder):
     write_npz(folder / "client-03.npz", AFTER)
 
@@ -222,6 +226,7 @@ def write_two_spellings(folder):
         (name_members_by_fractions, r"client-3.json: members is \[3.0, 4\], expected names or whole numbers"),
         (write_sum_of_models, r"client-3.npz: is about 3 times what the server sent, .* write their mean"),
         (write_integers, r"client-3.npz: 'fc.weight' is of torch.int32, and real numbers were sent to the client"),
+        (write_names_of_a_gradient, r"client-3.npz: 'gradient/fc.weight' is called as a message of fedsim's own"),
         (write_two_spellings, r"two names of clients are the same number \(1 and 01\)"),
     ],
 )
@@ -345,3 +350,11 @@ def test_weights_beside_deltas_are_warned_of(tmp_path, caplog):
     import_exchange(tmp_path / "exchange", tmp_path / "run")
     assert "round-2/client-5.npz: looks like a delta or a gradient" in caplog.text
     assert "round-1/client-3.npz like weights" in caplog.text
+
+
+def test_a_round_that_is_not_recorded_is_named(tmp_path):
+    write_round(tmp_path / "exchange")
+    transcript = import_exchange(tmp_path / "exchange", tmp_path / "run")
+    for read in (lambda: transcript.update(9, 3), lambda: transcript.header(0), lambda: transcript.sha256(9)):
+        with pytest.raises(TranscriptError, match=r"round [09] is not recorded; recorded: 1"):
+            read()
