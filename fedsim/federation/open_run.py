@@ -120,11 +120,18 @@ class OpenRun(RunFolder):
         """Keep all others from writing here, see `fedsim.federation.lock`.
 
         Raises:
-            ConfigError: another process, or this one, writes here, or the path is that of a file.
+            ConfigError: another process, or this one, writes here, or the path is that of a file or no UTF-8 text.
             RunError: the folder cannot be written, or see `check_kinds`.
         """
         if os.path.lexists(self.path) and not self.path.is_dir():
             raise ConfigError(f"{self.path}: is a file; choose another --out")
+        try:
+            os.fsencode(self.path).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ConfigError(
+                f"{self.path}: its name is no UTF-8 text, and recordings (safetensors) have no files of other names; "
+                "rename the folder"
+            ) from error
         with lock.lock_folder(self.path, self) as is_new:
             self.check_kinds()
             if is_new:

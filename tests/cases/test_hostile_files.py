@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 from fedsim.audit import isolation
-from fedsim.base.errors import DataError, TranscriptError, TrustError
+from fedsim.base.errors import ConfigError, DataError, TranscriptError, TrustError
 from fedsim.cli.main import _list_typed_words, _run_command
 from fedsim.data.idx import _read_idx
+from fedsim.federation.open_run import OpenRun
 from fedsim.plugins import packed_arrays, registry
 from fedsim.plugins.allowed_code import allow_code, check_allowed, find_references, restrict_code
 from fedsim.recording.exchange_files import import_exchange
@@ -128,3 +129,11 @@ def test_an_interrupt_before_the_command_works_is_one_sentence(monkeypatch: pyte
     sentence, code = _run_command()
     assert code == 1
     assert sentence.startswith("interrupted; the same `fedsim attack` goes on")
+
+
+def test_a_run_folder_that_is_no_utf_8_text_is_to_be_renamed(tmp_path: Path) -> None:
+    """Its recording was called damaged, and was to be removed."""
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    with pytest.raises(ConfigError, match=r"no UTF-8 text.*; rename the folder"), OpenRun(folder).hold_lock():
+        pass
+    assert not folder.exists()
