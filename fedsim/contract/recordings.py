@@ -191,9 +191,10 @@ def _regression_network() -> nn.Module:
 
 
 def _image_scene(folder: Path, count: int, members: tuple[int, ...] = ()) -> TinyRecording:
+    """Record images whose range in model units is not that of findings, so that an attack has to convert."""
     inputs = torch.rand((3, 1, 8, 8), generator=generator("inputs"))[:count]
     knowledge = _base_knowledge(_image_network, _IMAGES, inputs, _LABELS[:count])
-    knowledge = replace(knowledge, value_range=([0.0], [1.0]), input_mean=[0.3], input_std=[0.3])
+    knowledge = replace(knowledge, value_range=([-1.0], [2.0]), input_mean=[0.3], input_std=[0.3])
     transcript = _record_rounds(folder, knowledge, members)
     return TinyRecording(description="", transcript=transcript, knowledge=knowledge, task=_IMAGES)
 

@@ -42,7 +42,10 @@ def check_unit_range(name: str, tensor: Tensor) -> None:
     if tensor.dtype != torch.float32:
         raise tensor_error(name, tensor, "torch.float32")
     if not ((tensor >= 0) & (tensor <= 1)).all():
-        raise AttackError(f"the attack claims {name} outside [0, 1], or NaN")
+        raise AttackError(
+            f"the attack claims {name} outside [0, 1], or NaN; of inputs of the model, claim (inputs - low) / (high - "
+            "low) by value_range"
+        )
 
 
 def check_integers(

@@ -184,6 +184,16 @@ class TakesNothing(Fine):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClaimsInputs(Fine):
+    """Claim images in the units of the model."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"input_shape", "value_range"})
+
+    def spoil(self, data: Any, target: Any) -> Any:
+        return torch.full_like(data, target.knowledge.value_range[1][0])
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClaimsWrongly(Fine):
     """Claim scores that are no tensor, of classes alone."""
 
@@ -1046,6 +1056,8 @@ def test_one_cause_is_told_once(check_class: Callable[..., CheckResult], tmp_pat
     first, second = (run_check(check, subject) for check in (attacks.finishes_tiny_case, attacks.is_deterministic))
     assert first.reason.count("this update is not for me") == 1
     assert (second.verdict, second.reason) == ("not checked", "it works on no tiny case, as said above")
+    units = check_class(attacks.finishes_tiny_case, "attacks", ClaimsInputs)
+    assert "claims data outside [0, 1], or NaN; of inputs of the model, claim (inputs - low)" in units.reason
     wrong = check_class(attacks.finishes_tiny_case, "attacks", ClaimsWrongly)
     assert wrong.reason.startswith("it works on no tiny case: the attack claims scores of type ndarray, expected")
 
