@@ -66,6 +66,7 @@ def test_an_app_is_run_recorded_attacked_and_scored(tmp_path: Path, call: Call) 
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stdout.split())  # lines are as wide as the terminal
     assert "By what 3 clients reported in round 2, the model's accuracy on their 18 examples is" in said
+    assert said.count("Clients train on 18 of the 18 examples that this app tests on") == 2, "and beside its accuracy"
     transcript = Transcript(tmp_path / "run")
     assert transcript.rounds == [1, 2]
     assert transcript.clients(1) == [0, 1, 2]
@@ -74,6 +75,7 @@ def test_an_app_is_run_recorded_attacked_and_scored(tmp_path: Path, call: Call) 
     text = (tmp_path / "run" / "report.html").read_text()
     for words in ("small-app, 3 clients", "num-server-rounds 2", "none, but for what the app does itself"):
         assert words in text
+    assert "Clients train on 18 of the 18 examples" in text
     # The same file serves `fedsim attack`, unless it says that the app was run otherwise.
     again = call("attack", tmp_path / "run", app / "attack.toml")
     assert (again.returncode, "nothing new" in again.stdout) == (0, True), again.stderr
