@@ -48,7 +48,7 @@ napoleon_custom_sections = [("Class attributes", "params_style")]
 nitpicky = True  # a reference that leads nowhere is an error: each type of ours in a signature has to be on these pages
 nitpick_ignore_regex = [
     (r"py:.*", r"(?!fedsim\.|strategies\.|adversaries\.|clients\.).*\..*"),  # of other packages
-    (r"py:class", r"P|Tensor|Generator|LocalTraining|NoneType|optional|dict\[str|tuple\[int \| str"),
+    (r"py:class", r"P|Tensor|Generator|LocalTraining|NoneType|optional|(dict|Mapping)\[str|tuple\[int \| str"),
     (r"py:.*", r"fedsim\..*\.([A-Z]|FindingT)"),  # type variables
     (r"py:class", r"strategies\.wrapped_grid\.WrappedGrid"),  # a base that adds nothing to Flower's Grid
 ]
