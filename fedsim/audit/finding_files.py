@@ -114,6 +114,8 @@ def read_facts(path: Path) -> dict[str, Any]:
 
 
 def _check_facts(about: Mapping[str, Any], path: Path) -> None:
+    if not isinstance(about.get("knowledge"), dict | None):
+        raise TranscriptError(f"{path}: is damaged (knowledge is no table); remove it and attack again")
     for key, is_valid in _FACT_CHECKS.items():
         if key not in about:
             raise TranscriptError(f"{path}: is damaged (it does not say its {key}); remove it and attack again")

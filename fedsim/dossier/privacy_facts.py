@@ -175,12 +175,12 @@ def describe_accuracy(run: ReportedRun) -> Accuracy:
         )
     evaluated = [row for row in run.metrics if row["client"] == "server" and row.get("accuracy")]
     last = evaluated[-1] if evaluated else {}
-    count = last.get("num_examples")
+    count = _read_number(last.get("num_examples"))
     return Accuracy(
         sentence=sentence or "Nobody evaluated the model, so that its accuracy is not known.",
         accuracy=_read_number(last.get("accuracy")),
         guess=_read_number(last.get("guess")),
-        examples=int(float(count)) if count else None,
+        examples=int(count) if count else None,
         no_learning=run.no_learning.sentence,
     )
 

@@ -66,7 +66,7 @@ def read_example_scores(folder: RunFolder) -> ExampleScores:
         if describe_metric(metric).ranks_examples:
             title, variant, number, victim, repeat = key
             by_example = scores.setdefault((title, variant, number, victim, repeat), {}).setdefault(metric, {})
-            by_example.update((int(row["image"]), float(row["value"])) for row in finding_rows)
+            by_example.update((int(row["image"]), float(row["value"] or "nan")) for row in finding_rows)
     return {
         key: {metric: _as_list(by_example) for metric, by_example in metrics.items()} for key, metrics in scores.items()
     }

@@ -43,6 +43,7 @@ def examine_evaluations(rows: Sequence[Mapping[str, str]]) -> NoLearning:
         rows: rows of `metrics.csv`; of them the server's last evaluation counts.
     """
     evaluated = [row for row in rows if row["client"] == "server" and row.get("guess") and row.get("num_examples")]
+    evaluated = [row for row in evaluated if _is_finite(row["num_examples"]) and _is_finite(row.get("accuracy"))]
     if not evaluated:
         return NoLearning()
     row = evaluated[-1]
@@ -59,6 +60,11 @@ def examine_evaluations(rows: Sequence[Mapping[str, str]]) -> NoLearning:
     if not sentence:
         return NoLearning()
     return NoLearning(sentence=sentence, remedy="smaller steps" if has_diverged else "train longer")
+
+
+def _is_finite(text: str | None) -> bool:
+    """Return whether a cell of a table is empty or a finite number."""
+    return math.isfinite(float(text or 0))
 
 
 def explain_low_accuracy(accuracies: Sequence[float], guess: float, count: int, *, advice: str = _REMEDY) -> str:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from rich.markup import escape
 from rich.table import Table
+from safetensors.torch import save_file
 
+from fedsim.audit.finding_files import read_facts
 from fedsim.audit.scores import SCORE_COLUMNS
-from fedsim.base.errors import RunError
+from fedsim.base.errors import RunError, TranscriptError
 from fedsim.cli.options import console
 from fedsim.cli.plugins import lay_out
 from fedsim.federation.run_folder import RunFolder, as_csv
 from fedsim.report.attack_traits import read_scores
+from fedsim.report.learning import examine_evaluations
 from fedsim.report.run_index import RunIndex, write_index_page
 from fedsim.report.sweep_answer import answer_sweep
 from fedsim.sweeps.table import read_table, write_table
@@ -84,3 +89,18 @@ def test_an_index_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "index.html")
     with pytest.raises(RunError, match="was not written by `fedsim index`"):
         write_index_page(RunIndex(folder=tmp_path, entries=[], num_skipped=0, num_stores=0))
+
+
+@pytest.mark.parametrize("column", ["accuracy", "num_examples"])
+@pytest.mark.parametrize("text", ["nan", "inf"])
+def test_an_evaluation_that_is_no_number_shows_no_learning_at_all(column: str, text: str) -> None:
+    row = {"client": "server", "guess": "0.1", "num_examples": "400", "accuracy": "0.1", "loss": "2"}
+    assert examine_evaluations([row]).sentence
+    assert not examine_evaluations([row | {column: text}]).sentence
+
+
+def test_knowledge_of_a_finding_that_is_no_table_is_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "finding.safetensors"
+    save_file({"data": torch.zeros(1)}, path, {"about": json.dumps({"knowledge": ["labels"]})})
+    with pytest.raises(TranscriptError, match="knowledge is no table"):
+        read_facts(path)
