@@ -13,6 +13,7 @@ import numpy as np
 import fedsim
 from fedsim.audit.audit import Audit, open_audit
 from fedsim.audit.evaluation.statistics import mean_and_margin
+from fedsim.base.errors import ConfigError
 from fedsim.federation.config import AttackFile
 from fedsim.federation.run_folder import RunFolder
 from fedsim.federation.table_validation import validate_tables
@@ -86,7 +87,11 @@ def measure(seed: int, attack: str, case: str) -> list[Row]:
     audit = open_audit(run.path, spec, trust=True)
     failures = audit.run()
     titles = (attack, f"{attack} adaptive")
-    scores = [row for row in audit.score() if row["attack"] in titles and row["metric"] in METRICS]
+    unscored: list[str] = []
+    scores = [row for row in audit.score(unscored) if row["attack"] in titles and row["metric"] in METRICS]
+    # A victim without a score would be left out of the means without a word; its finding stays for the next try.
+    if unscored:
+        raise ConfigError(f"studies/trust: {case}, seed {seed}: {unscored[0]}; run the same command again")
     size = next(iter(run.transcript.upload_sizes(run.transcript.rounds[0]).values()))
     about: Row = {
         "accuracy": final_accuracy(run), "bytes": size,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -14,6 +14,7 @@ from fedsim.sweeps.file import read_sweep
 from fedsim.sweeps.grid import build_grid
 from studies import running, writing
 from studies.running import Study, StudyFile
+from studies.trust import study as trust
 
 ROOT = Path(__file__).parents[2]
 NAMES = running.study_names()
@@ -64,6 +65,25 @@ def test_a_study_goes_on_after_its_rows(tmp_path: Path) -> None:
     running.run_cells(study, tmp_path / "rows.csv", {}, 1.0)
     assert measured == [2, 1, 3]
     assert (tmp_path / "rows.csv").read_text() == "size,value\n2,0.667\n1,0.333\n3,1.0\n"
+
+
+def test_a_cell_with_victims_that_were_not_scored_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Means over the others would be taken for those of all."""
+
+    class Audit:
+        def run(self) -> list[str]:
+            return []
+
+        def score(self, failures: list[str]) -> list[dict[str, str]]:
+            failures.append("map, round 1, client 0: not scored: no disk space")
+            return []
+
+    monkeypatch.setattr(trust, "record_case", lambda case, seed: SimpleNamespace(path=tmp_path))
+    monkeypatch.setattr(trust, "open_audit", lambda *_, **__: Audit())
+    with pytest.raises(
+        ConfigError, match=r"none, seed 1: map, round 1, client 0: not scored: .*; run the same command"
+    ):
+        trust.measure(seed=1, attack="map", case="none")
 
 
 def test_rows_of_another_commit_are_told_in_one_sentence() -> None:
