@@ -241,7 +241,7 @@ def _result_table(name: str, paper: PublishedPaper) -> list[str]:
         latest = str(max(one.date for one in kept)) if kept else "not measured"
         counts = count_verdicts(name, others), count_verdicts(name, quick)
         rows.append([f"`{name}/{table}`", published.title, latest, *counts, how_to_reproduce(name, table)])
-    return _table(["", "", "last result", "kept", "quick run", "made again by"], rows)
+    return _table(["", "", "last result", "kept", "quick run", "reproduced by"], rows)
 
 
 def format_bibliography() -> str:

@@ -113,7 +113,7 @@ def _federate_without_exit(experiment: Experiment, folder: OpenRun, grid: Grid, 
     except SystemExit as error:
         raise RunError(
             f"the strategy or the model ended the server ({error_reason(error)}); the rounds before are kept, "
-            "mend the cause and resume the run"
+            "fix the cause and resume the run"
         ) from error
 
 
@@ -397,7 +397,7 @@ def _note_failures(replies: Iterable[Message], number: int, failed: set[int]) ->
         remedy = (
             "lower straggler_probability, or loosen the limits by which clients choose silence, and begin again"
             if all_silent
-            else "the rounds before it are kept, mend the cause and resume the run"
+            else "the rounds before it are kept, fix the cause and resume the run"
         )
         raise RunError(f"round {number}: all {count} clients failed ({example}); {remedy}")
 

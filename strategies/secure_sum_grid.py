@@ -124,7 +124,7 @@ def _check_summable(reply: Message) -> None:
     if reason is not None:
         raise ConfigError(
             f"secure_aggregation: the reply of node {reply.metadata.src_node_id} cannot be summed: {reason}; leave "
-            "[secure_aggregation] out, or mend the app"
+            "[secure_aggregation] out, or fix the app"
         )
 
 

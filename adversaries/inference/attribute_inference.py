@@ -124,7 +124,7 @@ class GradientAttributeInference(Attack):
         start: standard deviation of the Gaussian initial logits; 0 starts from equal shares of all
             categories.
         restarts: random starts; the one with the smallest final objective is the finding.
-        patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never.
+        patience: stop if the objective has not fallen by 1 % in this number of iterations; 0 never stops.
         batch_statistics: BatchNorm layers normalise the records by their own statistics, as those
             of a client in training do with its batches; otherwise by the running ones of w_t, where
             these were shared.

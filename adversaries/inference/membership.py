@@ -95,7 +95,7 @@ class CandidateScorer:
         for logits, where in self._iterate_outputs(updates):
             if not self._are_class_logits(logits):
                 raise AttackError(
-                    f"{where}: {tuple(logits.shape)} outputs are no confidences in the classes of the candidates; "
+                    f"{where}: {tuple(logits.shape)} outputs are not confidences in the classes of the candidates; "
                     "take membership-loss"
                 )
             rows.append(_class_log_odds(logits, self._labels))

@@ -52,7 +52,7 @@ class ModelSampleReconstruction(ModelAttack):
         learning_rate: step size, in widths of the pixels' range. The paper's SGD with 1e-3 or 1e-4
             (App. C.2) on Eq. 5 hardly moves the pixels.
         tv_weight: weight of each image's total variation; for images only.    [paper: none]
-        patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never.
+        patience: stop if the objective has not fallen by 1 % in this number of iterations; 0 never stops.
 
     References:
         [Fredrikson2015], Algorithm 1, as run in [Driouich2022], Eq. 5 and App. C.2.

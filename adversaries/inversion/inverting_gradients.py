@@ -31,7 +31,7 @@ class InvertingGradients(GradientInversion):
         signed: feed Adam the sign of each pixel's gradient.    [Geiping et al.: yes; SME: no]
         decay: step sizes x 0.1 after 3/8, 5/8 and 7/8 of the iterations. [released code of both]
         restarts: random starts; the one with the smallest objective is the finding.  [papers: 1]
-        patience: stop when the objective has not fallen by 1 % for so many iterations; 0 never. [0]
+        patience: stop if the objective has not fallen by 1 % in this number of iterations; 0 never stops. [0]
         unknown_step_size: Adam's, for parts of the model that never left the client, as a private
             head: they begin random and are optimised along, and labels too, unless they are
             granted.                                                           [ours: 0.01]

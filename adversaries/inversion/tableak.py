@@ -78,7 +78,7 @@ class TabLeak(GradientInversion):
         if shape != (sum(columns),):
             raise AttackError(
                 f"{self.title}: columns: {len(columns)} columns have {sum(columns)} features, and an example has the "
-                f"shape {shape}; expected a row of as many features, mend columns or input_shape"
+                f"shape {shape}; expected a row of as many features, fix columns or input_shape"
             )
         problem = super()._problem(update, knowledge)
         return replace(problem, scaling=RelaxedScaling.from_scaling(problem.scaling, columns))

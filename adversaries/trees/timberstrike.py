@@ -218,7 +218,7 @@ def _describe_space(target: Target, messages: Sequence[TreeMessage], settings: B
     if sum(widths) != model.num_features or len(low) != model.num_features:
         raise AttackError(
             f"{messages[0].where}: its trees have {model.num_features} features, columns has {sum(widths)} and "
-            f"value_range {len(low)}; mend columns or value_range"
+            f"value_range {len(low)}; fix columns or value_range"
         )
     # The last model that the victim was sent has trees of all clients.
     trees = [tree for message in messages for tree in message.trees]

@@ -244,7 +244,7 @@ def _read_columns(knowledge: Knowledge) -> tuple[int, ...]:
     width = len(knowledge.value_range[0])
     if width not in (1, sum(knowledge.columns)):
         raise AttackError(
-            f"columns has {sum(knowledge.columns)} features, and value_range {width} values; mend one of them"
+            f"columns has {sum(knowledge.columns)} features, and value_range {width} values; fix one of them"
         )
     return tuple(knowledge.columns)
 

@@ -143,7 +143,7 @@ class GradientSignLabels(GradientLabelInference):
         sums = gradients.sum(1).abs() / gradients.abs().sum(1).clamp_min(1e-30)
         if float(sums.median()) > _ZERO_SUM:
             warn(
-                "gradients of a row do not add up to 0, as those by logits do; the head is no sum of embeddings, or "
+                "gradients of a row do not add up to 0, as those by logits do; the head is not a sum of embeddings, or "
                 "noise was added"
             )
 

@@ -37,7 +37,7 @@ class Mixing(Defense):
     def check(self, setting: Setting) -> None:
         """Check that examples can be mixed, in large enough batches; warn of single examples."""
         if setting.task.vocabulary:
-            raise ConfigError("tokens of a text cannot be mixed, they are no quantities; leave the defense out")
+            raise ConfigError("tokens of a text cannot be mixed, they are not quantities; leave the defense out")
         smallest = min(setting.num_examples)
         if setting.training.batch_size < self.records:
             raise ConfigError(

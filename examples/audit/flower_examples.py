@@ -122,7 +122,7 @@ def describe_messages(work: Path) -> str:
 
 
 def started(name: str, work: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    """This script in a process of its own, for one run of an app."""
+    """This script in a separate process, for one run of an app."""
     command = [sys.executable, str(Path(__file__).resolve()), str(work), "--run", name, *more]
     return subprocess.run(command, cwd=work, capture_output=True, text=True, check=False)
 

@@ -83,8 +83,8 @@ def _check_app_tables(run: OpenRun, tables: dict[str, Any], file: Path) -> None:
     for key, table in stated.items():
         if table != made.get(key, [] if key == "defense" else None):
             raise ConfigError(
-                f"{file}: {key}: the app was run with {made.get(key, 'none')}, and this file says {table}; run it anew "
-                "with `fedsim run --app`, or leave the table out"
+                f"{file}: {key}: the app was run with {made.get(key, 'none')}, and this file says {table}; run it "
+                "again with `fedsim run --app`, or leave the table out"
             )
 
 

@@ -108,7 +108,7 @@ def run_app(
 ) -> Run:
     """Run a Flower app over clients in one process, record what its server sees, attack that, and report.
 
-    Flower's simulation engine is not needed. The app runs in a process of its own, in the present working folder.
+    Flower's simulation engine is not needed. The app runs in a separate process, in the present working folder.
 
     Args:
         folder: of the app, with a pyproject.toml that names its serverapp and its clientapp, as for `flwr run`.
@@ -210,7 +210,7 @@ def run_request(
 
 
 def record_request(request: AppRequest, folder: OpenRun, *, overwrite: bool) -> None:
-    """Run an app in a process of its own, and record what its server sees.
+    """Run an app in a separate process, and record what its server sees.
 
     Raises:
         ConfigError: the folder holds another run.

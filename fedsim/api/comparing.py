@@ -222,7 +222,7 @@ def _read_run(path: Path, name: str) -> ComparedRun:
     folder.check_kinds()
     for table in (folder.scores, folder.metrics):
         if table.is_file() and not folder.manifest.vouches_for(table):
-            raise RunError(f"{table}: is not what this run wrote; `fedsim attack {path}` writes scores anew")
+            raise RunError(f"{table}: is not what this run wrote; `fedsim attack {path}` writes scores again")
     measured, quality = _quality(folder)
     return ComparedRun(
         name=name,

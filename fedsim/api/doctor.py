@@ -150,7 +150,7 @@ def _data_set(name: str, folder: Path | None) -> str:
 
     plugin = registry.build("datasets", name, {}, name)
     if "path" in registry.setting_parameters(type(plugin)):
-        return "reads files of your own; set data.path"
+        return "reads your own files; set data.path"
     try:
         files = find_source_files(plugin, folder)
     except DataError as error:

@@ -85,7 +85,7 @@ def _check_importable(tables: Mapping[str, Any], where: str) -> None:
 
 def _check_stays_in_process(tables: dict[str, Any], where: str) -> None:
     """Raise ConfigError where other processes would need the object at `where`; else attacks run in this one."""
-    remedy = "put it in a module of its own, where it can be imported by name"
+    remedy = "put it in a separate module, where it can be imported by name"
     federation, adversary = tables.setdefault("federation", {}), tables.setdefault("adversary", {})
     if not isinstance(federation, dict) or not isinstance(adversary, dict):
         return  # the check of the tables reports this

@@ -280,7 +280,7 @@ def _lost_clients(folder: OpenRun) -> list[str]:
             client, reason = next(iter(lost.items()))
             sentences.append(
                 f"round {number}: without {len(lost)} of its clients, whose node failed (client {client}: {reason}), "
-                "so it is another round than that of all clients; mend the host, and run it again"
+                "so it is another round than that of all clients; fix the host, and run it again"
             )
     return sentences
 

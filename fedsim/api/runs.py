@@ -371,7 +371,7 @@ class Report:
 
 def _read_finding(folder: OpenRun, path: Path) -> AttackFinding:
     if not folder.manifest.vouches_for(path):
-        raise RunError(f"{path}: is not what this run found; remove it, or attack again to make it anew")
+        raise RunError(f"{path}: is not what this run found; remove it, or attack again")
     finding, about = load_claim(path)
     return AttackFinding(
         attack=str(about["attack"]),

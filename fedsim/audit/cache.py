@@ -182,7 +182,7 @@ class FindingCache:
         if not path.is_file():
             return False
         if not self.folder.manifest.vouches_for(path):
-            log.warning("%s/%s: is not what this run found, so it is made anew", path.parent.name, path.name)
+            log.warning("%s/%s: was changed, so the attack runs again", path.parent.name, path.name)
             return False
         return True
 

@@ -36,7 +36,7 @@ def tensors_to_save(finding: Finding) -> dict[str, Tensor]:
         if registered not in (None, type(finding)):
             raise AttackError(
                 f"the attack returned a {type(finding).__name__} of the kind '{finding.kind}', which is a "
-                f"{registered.__name__}; give it a kind of its own, and register an evaluator of that"
+                f"{registered.__name__}; give it its own kind, and register an evaluator of that"
             )
     return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in finding.tensors.items()}
 
@@ -76,7 +76,7 @@ def load_finding(path: Path) -> tuple[Finding, dict[str, object]]:
         with safe_open(path, framework="pt") as file:
             about = parse_json(file.metadata()["about"])
             if not isinstance(about, dict):
-                raise ValueError("its facts are no table")
+                raise ValueError("its facts are not a table")
             # The file itself sorts tensors by name.
             kind, order = about.pop(_KIND_KEY), about.pop(_ORDER_KEY)
             tensors: dict[str, torch.Tensor] = {key: file.get_tensor(key) for key in order}

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 def attack_round(path: Path, number: int, *, trust: bool = False) -> None:
-    """Attack one round of a run that is not finished; called in a process of its own.
+    """Attack one round of a run that is not finished; called in a separate process.
 
     An attack that fails here is made again at the end of the run, and reported if it fails again.
     """

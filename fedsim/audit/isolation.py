@@ -274,7 +274,7 @@ class _PackageProcess:
             transcript.copy_to(self._folder / "transcript")
         except OSError as error:
             raise AttackError(
-                f"rounds {transcript.rounds}: cannot be copied to {self._folder} for an attack in a process of its own "
+                f"rounds {transcript.rounds}: cannot be copied to {self._folder} for an attack in a separate process "
                 f"({error.strerror}); set TMPDIR to a folder with room"
             ) from error
         self._copied_rounds = rounds
@@ -386,7 +386,7 @@ def _pickle_without_tensors(things: object) -> tuple[bytes, dict[str, Tensor]]:
     try:
         pickler.dump(things)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise AttackError(f"what it is granted or set to cannot go to a process of its own ({error})") from error
+        raise AttackError(f"what it is granted or set to cannot go to a separate process ({error})") from error
     return file.getvalue(), pickler.tensors
 
 

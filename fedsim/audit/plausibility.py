@@ -79,7 +79,7 @@ def check_control_distance(transcript: Transcript, knowledge: Knowledge, updates
         if not math.isclose(fitted, expected, rel_tol=_DISTANCE_TOLERANCE):
             raise ConfigError(
                 f"[app] controls: {where} moved {fitted:.3g} times its mean step by its control variates, and "
-                f"{steps} local steps of learning rate {knowledge.learning_rate:g} are {expected:.3g}; mend "
+                f"{steps} local steps of learning rate {knowledge.learning_rate:g} are {expected:.3g}; fix "
                 "learning_rate, batch_size or local_epochs under [adversary.knowledge], or leave controls out and "
                 "attack the first round, where the app divides by another number than its clients take steps"
             )

@@ -121,7 +121,7 @@ def _read_metadata(path: Path, cache: FindingCache, failures: list[str]) -> dict
     """Read the metadata of a finding; None where it is not scored, and then the log says why."""
     try:
         if not cache.folder.manifest.vouches_for(path):
-            raise RunError(f"{path}: is not what this run found; remove it, or attack again to make it anew")
+            raise RunError(f"{path}: is not what this run found; remove it, or attack again")
         about = read_facts(path)
         if cache.is_of_other_messages(about):
             raise RunError(f"{path}: was found in another recording than is here; remove it, or attack again")

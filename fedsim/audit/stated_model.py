@@ -63,7 +63,7 @@ def check_outputs(network: nn.Module, knowledge: Knowledge) -> None:
     if classes is not None and tuple(outputs.shape) != (2, classes):
         raise ConfigError(
             f"adversary.knowledge.model: gives outputs of shape {tuple(outputs.shape)} for 2 examples, expected "
-            f"(2, {classes}), a logit for each of num_classes; mend num_classes, name the loss that clients minimise "
+            f"(2, {classes}), a logit for each of num_classes; fix num_classes, name the loss that clients minimise "
             "with adversary.knowledge.loss, or make logits with [app] outputs"
         )
     if knowledge.loss is None:
@@ -107,7 +107,7 @@ def _compute_outputs(network: nn.Module, inputs: Tensor) -> Any:
     except Exception as error:  # anybody's network
         raise ConfigError(
             f"adversary.knowledge.model: does not take {len(inputs)} inputs of shape {tuple(inputs.shape[1:])} "
-            f"({type(error).__name__}: {first_line(error)}); mend input_shape or the model"
+            f"({type(error).__name__}: {first_line(error)}); fix input_shape or the model"
         ) from error
 
 

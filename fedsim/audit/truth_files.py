@@ -69,7 +69,7 @@ def check_truth(client: str, truth: Truth, knowledge: Knowledge) -> None:
     if shape is not None and tuple(truth.data.shape[1:]) != tuple(shape):
         raise DataError(
             f"truth.{client}: its examples have shape {tuple(truth.data.shape[1:])}, input_shape is {tuple(shape)}; "
-            "mend one of them"
+            "fix one of them"
         )
     if classes is None or truth.labels.is_floating_point() or not len(truth.labels):
         return
@@ -77,7 +77,7 @@ def check_truth(client: str, truth: Truth, knowledge: Knowledge) -> None:
     if low < 0 or high >= classes:
         raise DataError(
             f"truth.{client}: its labels are from {low} to {high}, expected 0 to {classes - 1}, as num_classes is "
-            f"{classes}; mend one of them"
+            f"{classes}; fix one of them"
         )
 
 

@@ -7,7 +7,7 @@ FedsimError                     any error that fedsim reports in one sentence
 ├── InstallationError (ImportError) a package is shadowed, or an extra is not installed
 ├── KnowledgeError                  the threat model withholds a fact that an attack needs
 ├── DataError                       a data set is missing, damaged or does not fit
-├── PayloadError                    a client's message is no payload
+├── PayloadError                    a client's message is not a payload
 ├── TranscriptError                 a recording is unreadable, damaged or of another model
 ├── AttackError                     an attack cannot work on this update, or diverged
 │   └── AttackCrash                     an attack raised an unexpected error; see the log

@@ -120,7 +120,7 @@ def check_readable(path: Path) -> None:
     Without this check safetensors would report it as missing, or wait for a pipe.
     """
     if not path.is_file():
-        raise OSError(errno.EINVAL, "it is no file")
+        raise OSError(errno.EINVAL, "it is not a file")
     path.open("rb").close()
 
 

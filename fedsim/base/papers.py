@@ -62,7 +62,7 @@ def find_entry(paper: Paper) -> str | None:
 def quoted_keys(text: str) -> list[str]:
     """Return the keys that `text` quotes in brackets, each once, in the order of the text.
 
-    >>> quoted_keys("As [Zhu2019], Sect. 4, and [Zhao2020] do; [0, 1] is no key.")
+    >>> quoted_keys("As [Zhu2019], Sect. 4, and [Zhao2020] do; [0, 1] is not a key.")
     ['Zhu2019', 'Zhao2020']
     """
     return list(dict.fromkeys(_QUOTED_KEY.findall(text)))

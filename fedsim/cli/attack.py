@@ -22,7 +22,7 @@ def attack(
     trust: Trust = False,
     key: Key = None,
 ) -> None:
-    """Attack a recorded run, or the recording of somebody's Flower app."""
+    """Attack a recorded run, or the recording of a Flower app."""
     from fedsim.api.adversaries import read_adversary
     from fedsim.federation.open_run import OpenRun
 

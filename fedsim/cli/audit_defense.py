@@ -25,17 +25,17 @@ def audit_defense(
         list[str] | None, typer.Option("--set", help="A setting of the defense, as noise_multiplier=1.5.")
     ] = None,
     trials: Annotated[
-        int, typer.Option("--trials", help="Trials of each of two neighbours; more show a larger epsilon.")
+        int, typer.Option("--trials", help="Trials for each of two neighbours; more trials can show a larger epsilon.")
     ] = 1000,
     clients: Annotated[
         int, typer.Option("--clients", help="Clients whose messages are summed before the server sees them.")
     ] = 1,
     survivors: Annotated[
-        int | None, typer.Option("--survivors", help="How many of them send theirs; all by default.")
+        int | None, typer.Option("--survivors", help="How many of these clients answer; all by default.")
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the trials.")] = 0,
 ) -> None:
-    """Look for a broken promise of a private defense: its noise, sampling and epsilon, held against its claims."""
+    """Audit a defense with differential privacy: test its noise, sampling and epsilon against its guarantee."""
     from fedsim.plugins import registry
     from fedsim.privacy.audited_defense import AuditedDefense
     from fedsim.privacy.defense_audit import audit_defense as run_audit
@@ -56,4 +56,4 @@ def audit_defense(
         text = escape(f"{result.question}: {reason}" if reason else result.question)
         console.print(f"[{style}]{verdict:<8}[/]  {text}", highlight=False, soft_wrap=True)
     console.print(escape(done.conclusion), highlight=False, soft_wrap=True)
-    finish([f"'{name}' breaks its promise: {done.violations[0]}"] if done.violations else [])
+    finish([f"'{name}' violates its guarantee: {done.violations[0]}"] if done.violations else [])

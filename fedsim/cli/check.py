@@ -32,9 +32,9 @@ def check(
         typer.Option("--set", help="A setting of the plug-in that differs from its default, as size=2."),
     ] = None,
 ) -> None:
-    """Check on tiny cases that plug-ins keep to what fedsim relies on, in seconds."""
+    """Test plug-ins against their interface on tiny cases, in seconds."""
     if settings and len(names) > 1:
-        raise ConfigError(f"--set: of which of {len(names)} plug-ins is not said; check that one alone")
+        raise ConfigError(f"--set: applies to one plug-in, but {len(names)} are named; check one at a time")
     groups = {name: registry.find_groups(name) for name in names}
     values = parse_settings(settings or ())
     logging.disable(logging.WARNING)  # warnings about its tiny cases are of no use to anybody

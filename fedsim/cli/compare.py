@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Run folders; the first is the base.")],
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with pictures, too.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a page with pictures.")] = None,
 ) -> None:
-    """Compare runs with the first: settings that differ, accuracy, scores paired by victim."""
+    """Compare runs with the first one: settings that differ, accuracy, and scores paired by victim."""
     from fedsim.api.comparing import compare as compare_runs
 
     comparison = compare_runs(*runs)
@@ -52,7 +52,7 @@ def _show_quality(comparison: Comparison) -> None:
             last = max(side.quality)
             _print_plain(f"{side.name}: {side.measured} {side.quality[last]:.4g} after round {last}")
         else:
-            _print_plain(f"{side.name}: the server measured nothing of the model")
+            _print_plain(f"{side.name}: the server did not evaluate the model")
 
 
 def _show_scores(comparison: Comparison, name: str, differences: Sequence[Difference]) -> None:
@@ -62,7 +62,7 @@ def _show_scores(comparison: Comparison, name: str, differences: Sequence[Differ
     base = comparison.sides[0].name
     equality = explain_equality(differences)
     if equality:
-        _print_plain(f"{name} beside {base}: {equality}")
+        _print_plain(f"{name} compared with {base}: {equality}")
     for attack in dict.fromkeys(item.attack for item in differences if not equality):
         console.print(_score_table(attack, base, name, [item for item in differences if item.attack == attack]))
     for run, attacks in zip((base, name), comparison.unshared_attacks(name), strict=True):
@@ -86,7 +86,7 @@ def _score_table(attack: str, base: str, name: str, differences: Sequence[Differ
         escape(name),
         "difference",
         "reading",
-        title=escape(f"{attack}: {name} beside {base}"),
+        title=escape(f"{attack}: {name} compared with {base}"),
         box=SIMPLE_HEAD,
     )
     missing = []

@@ -19,7 +19,7 @@ def show_data(
     download: Annotated[bool, typer.Option("--download", help="Fetch it into the data folder first.")] = False,
     trust: Trust = False,
 ) -> None:
-    """Say what a data set is and who holds what of it, and draw a picture of that."""
+    """Describe a data set and its partition among clients, and draw a picture of both."""
     from fedsim.report.partition_picture import save_partition_picture
     from fedsim.report.partition_summary import client_table, dataset_table, load_partition_summary
 

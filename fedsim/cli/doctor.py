@@ -14,7 +14,7 @@ _NAME_WIDTH = 16
 def doctor(data_dir: DataDir = None) -> None:
     """Say what this machine can run: versions, cores, memory, GPU, data sets, weights for LPIPS, plug-ins.
 
-    It ends with 1 where something is broken that fedsim cannot do without.
+    The exit code is 1 if something that fedsim needs is broken.
     """
     broken: list[MachineCheck] = []
     for number, (part, results) in enumerate(groupby(run_checks(), key=lambda result: result.part)):

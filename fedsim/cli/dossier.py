@@ -23,11 +23,11 @@ def dossier(
     out: Annotated[Path | None, typer.Option(help="The folder for the dossier; that of the run by default.")] = None,
     fail_if: Annotated[
         list[str] | None,
-        typer.Option("--fail-if", metavar="THRESHOLD", help="End with exit code 1 if this is so: leaks, psnr>20, ..."),
+        typer.Option("--fail-if", metavar="THRESHOLD", help="Exit with code 1 if this is true: leaks, psnr>20, ..."),
     ] = None,
     review_by: Annotated[
         datetime.datetime | None,
-        typer.Option("--review-by", formats=["%Y-%m-%d"], metavar="DATE", help="The day of the next examination."),
+        typer.Option("--review-by", formats=["%Y-%m-%d"], metavar="DATE", help="The date of the next review."),
     ] = None,
     data_dir: DataDir = None,
     trust: Trust = False,
@@ -40,7 +40,7 @@ def dossier(
     written = write_dossier(folder, out, fail_if=fail_if or [], review_by=day, trust=trust)
     _show_dossier(written)
     if not written.contents.evidence.is_intact:
-        finish([f"{folder}: these are not the files that were written, so the dossier cannot be relied on"])
+        finish([f"{folder}: files of the run were changed, so the dossier is not reliable"])
     finish([f"--fail-if '{item.threshold}': {item.outcome}: {item.why}" for item in written.failed_thresholds])
 
 
@@ -53,7 +53,7 @@ def _show_dossier(written: WrittenDossier) -> None:
 
 def verify(
     dossier: Annotated[Path, typer.Argument(metavar="DOSSIER", help="dossier.json, its folder, or a recording.")],
-    run: Annotated[Path | None, typer.Option(metavar="FOLDER", help="The run or sweep, where it was moved.")] = None,
+    run: Annotated[Path | None, typer.Option(metavar="FOLDER", help="The run or sweep, if it was moved.")] = None,
     attack: Annotated[
         list[Path] | None,
         typer.Option("--attack", metavar="FILE", help="An attack file that the run was attacked with."),
@@ -62,7 +62,7 @@ def verify(
     trust: Trust = False,
     key: Key = None,
 ) -> None:
-    """Compute every number of a dossier again from its run, and say which are equal; exit code 1 where one is not."""
+    """Verify a dossier: recompute every number from its run; exit code 1 if one differs."""
     from fedsim.api.dossiers import verify_dossier
 
     verification = verify_dossier(dossier, run, attack_files=attack or [], trust=trust)
@@ -70,9 +70,9 @@ def verify(
     if differences := verification.differences:
         first = differences[0]
         more = f", and {len(differences) - 1} more" if len(differences) > 1 else ""
-        failures.append(f"differs from the run: {first.where} is {first.stated} there, and {first.found} now{more}")
+        failures.append(f"differs from the run: {first.where} is stated as {first.stated}, but is {first.found}{more}")
     failures += verification.faults
-    headline = "; ".join(failures) or "all that was computed again is equal"
+    headline = "; ".join(failures) or "all recomputed values are equal"
     console.print(f"result: {headline}", markup=False, highlight=False, soft_wrap=True)
     _show_verification(verification)
     finish([f"{dossier}: {failure}" for failure in failures])

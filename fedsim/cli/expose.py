@@ -20,9 +20,7 @@ def expose(
     ],
     measures: Annotated[
         list[str] | None,
-        typer.Option(
-            "--measure", help="Measures; by default those of the experiment, and where it has none, all that apply."
-        ),
+        typer.Option("--measure", help="Measures; by default those of the experiment; if it has none, all that apply."),
     ] = None,
     clients: Annotated[list[int] | None, typer.Option("--client", help="Clients; all by default.")] = None,
     rounds: Annotated[
@@ -32,7 +30,7 @@ def expose(
         list[str] | None,
         typer.Option(
             "--state",
-            help="States that \\[states] keeps, such as round-5, or files; by default what training starts from.",
+            help="States that \\[states] keeps, such as round-5, or files; by default the initial model.",
         ),
     ] = None,
     each: Annotated[bool, typer.Option("--each", help="Measure each example, too.")] = False,
@@ -40,14 +38,14 @@ def expose(
     out: Annotated[
         Path | None, typer.Option(help="The folder for table and pictures; runs/exposure-NAME or RUN/exposure.")
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier one left there.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace earlier results there.")] = False,
     data_dir: DataDir = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
     trust: Trust = False,
     key: Key = None,
 ) -> None:
-    """Say which clients and examples are exposed most by what clients send, without any attack."""
+    """Measure which clients and examples are most exposed, without running an attack."""
     from fedsim.federation.open_run import OpenRun
     from fedsim.federation.reading import load_config
 
@@ -55,15 +53,15 @@ def expose(
     measure_settings = [text for text in overrides or [] if text.startswith("measure.")]
     other_settings = [text for text in overrides or [] if text not in measure_settings]
     if rounds and not is_run:
-        raise ConfigError(f"--round: {experiment} is no run, so no round of it is recorded; name a --state")
+        raise ConfigError(f"--round: {experiment} is not a run and has no recorded rounds; use --state")
     if other_settings and is_run:
         raise ConfigError(
-            f"--set {other_settings[0]}: a run stays as it was made; only settings of measures may be changed"
+            f"--set {other_settings[0]}: the settings of a run cannot change; only settings of measures can"
         )
     config = run.read_experiment(trust=trust) if is_run else load_config(experiment, other_settings, trust=trust)
     if config is None:
         raise ConfigError(
-            f"{experiment}: holds no experiment, so nobody here knows its clients' data; name a run of fedsim"
+            f"{experiment}: has no experiment file, so its clients' data are unknown; name a run of fedsim"
         )
 
     # What follows takes seconds to import, so a mistyped key is reported before.

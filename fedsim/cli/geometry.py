@@ -20,7 +20,7 @@ def geometry(
     trust: Trust = False,
     key: Key = None,
 ) -> None:
-    """Say how well recorded updates can be matched by one gradient: the analysis of SME, Sect. 5.1."""
+    """Analyse how well one gradient can match each recorded update (SME, Sect. 5.1)."""
     from fedsim.base.files import write_bytes
     from fedsim.federation.build import Experiment
     from fedsim.federation.open_run import OpenRun
@@ -31,9 +31,7 @@ def geometry(
     with folder.hold_lock():
         folder.check_key()
         if (config := folder.read_experiment(trust=trust)) is None:
-            raise ConfigError(
-                f"{run}: was recorded elsewhere, so nobody here knows its clients' data; name a run of fedsim"
-            )
+            raise ConfigError(f"{run}: was recorded elsewhere, so its clients' data are unknown; name a run of fedsim")
         transcript = folder.recording
         for number in rounds or ():
             if number not in transcript.rounds:

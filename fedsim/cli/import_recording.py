@@ -13,12 +13,12 @@ from fedsim.cli.options import Key, console, number_of
 def import_recording(
     exchange: Annotated[
         Path,
-        typer.Argument(help="A folder of round-1, round-2, ..., in which broadcast.npz and client-7.npz are."),
+        typer.Argument(help="A folder of round-1, round-2, ..., with files such as broadcast.npz and client-7.npz."),
     ],
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder to make.")],
     key: Key = None,
 ) -> None:
-    """Make a recording of what the server of another framework (NVFlare, a loop of your own) wrote."""
+    """Import the messages that the server of another framework (NVFlare, your own loop) wrote."""
     from fedsim.recording.exchange_files import import_exchange
 
     transcript = import_exchange(exchange, run)

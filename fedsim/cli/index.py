@@ -24,9 +24,9 @@ _MAX_LETTERS = 60
 
 
 def index(
-    folder: Annotated[Path, typer.Argument(metavar="RUNS", help="A folder in which run folders are.")],
+    folder: Annotated[Path, typer.Argument(metavar="RUNS", help="A folder of run folders.")],
 ) -> None:
-    """Write index.html into a folder of runs and sweeps: what each was, how it ended, what leaked."""
+    """Write index.html, a table of all runs and sweeps in a folder: settings, state, and what leaked."""
     from fedsim.report.run_index import index_folder, write_index_page
 
     found = index_folder(folder)

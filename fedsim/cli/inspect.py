@@ -33,7 +33,7 @@ def inspect(
     rows: Annotated[bool, typer.Option("--rows", help="Show a row for each update as well.")] = False,
     key: Key = None,
 ) -> None:
-    """Say what clients told the server in clear, what a recording holds, and whether it is still what was written."""
+    """Summarise a recording: what clients sent in the clear, the updates, and whether the files are intact."""
     from fedsim.federation.integrity import compare_with_manifest
     from fedsim.federation.open_run import OpenRun
     from fedsim.recording.messages import MESSAGES_FOLDER as MESSAGES
@@ -91,11 +91,11 @@ def inspect(
     verdict = compare_with_manifest(folder)
     failures += verdict.differences
     if not failures:
-        console.print(f"intact: {_count_text(transcript)}, each as it was recorded (by SHA-256)")
+        console.print(f"intact: {_count_text(transcript)}, each verified by its SHA-256")
         if totals.left_out:
             console.print(
-                f"{number_of(totals.left_out, 'update')} of these as their SHA-256, which is checked when they are "
-                "computed again (`fedsim materialise`)",
+                f"{number_of(totals.left_out, 'update')} of these are stored as their SHA-256, which is verified when "
+                "they are recomputed (`fedsim materialise`)",
                 soft_wrap=True,
                 markup=False,
             )
@@ -191,7 +191,7 @@ def _show_clear_text(exchanges_read: Iterable[RecordedExchange], *, rows: bool) 
             yield messages
 
     if texts := find_clear_texts(read_and_note()):
-        table = Table("kind", "name", "what", "clients", title="What clients told the server in clear, besides updates")
+        table = Table("kind", "name", "what", "clients", title="What clients sent in the clear, besides updates")
         for text in texts:
             warning = "[bold red]A ROW FOR EACH EXAMPLE[/]: " if text.per_example else ""
             cells = escape(one_line(text.kind)), escape(one_line(text.name)), warning + escape(text.description)
@@ -199,17 +199,20 @@ def _show_clear_text(exchanges_read: Iterable[RecordedExchange], *, rows: bool) 
         console.print(table)
         if per_example := [text for text in texts if text.per_example]:
             console.print(
-                f"{number_of(len(per_example), 'name')} with a row for each example of a client; that takes no attack",
+                f"{number_of(len(per_example), 'name')} with a row for each example of a client, readable without an "
+                "attack",
                 style="bold red",
             )
     if rows and message_rows:
-        columns = "message", "kind", "round", "to", "answers", "clients also said"
-        exchanges = Table(*columns, title="all messages that are no plain updates")
+        columns = "message", "kind", "round", "to", "answers", "clients also sent"
+        exchanges = Table(*columns, title="all messages that are not plain updates")
         for row in message_rows:
             exchanges.add_row(*row)
         console.print(exchanges)
     elif message_rows:
-        console.print(f"{number_of(len(message_rows), 'exchange')} of messages beside plain updates; --rows shows them")
+        console.print(
+            f"{number_of(len(message_rows), 'exchange')} of messages that are not plain updates; --rows shows them"
+        )
 
 
 def _message_row(messages: RecordedExchange) -> tuple[str, ...]:
@@ -246,7 +249,7 @@ def _summary_table(transcript: Transcript, totals: _Totals) -> Table:
     failures = number_of(totals.missing, "failure")
     table.add_row("sums over groups" if sums else "updates", f"{len(totals.sizes)}, and {failures}")
     if totals.left_out:
-        table.add_row("by recipe", f"{number_of(totals.left_out, 'update')}, computed again when they are read")
+        table.add_row("by recipe", f"{number_of(totals.left_out, 'update')}, recomputed when they are read")
     known_sizes = [count for count in totals.sizes if count]
     unknown = len(totals.sizes) - len(known_sizes)
     remark = f"; not known of {number_of(unknown, 'update')}" if unknown and known_sizes else ""

@@ -31,7 +31,7 @@ def show_answers(exchanges: Iterable[RecordedExchange], transcript: Transcript |
         by_client = describe_answers(read_first_updates(transcript))
     if not by_client:
         return
-    console.print("in clear: answers to queries", style="bold")
+    console.print("in the clear: answers to queries", style="bold")
     limit = None if rows else _MAX_SENTENCES
     for client, sentences in list(by_client.items())[:limit]:
         for sentence in sentences[:limit]:

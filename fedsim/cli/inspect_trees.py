@@ -40,7 +40,7 @@ def show_trees(transcript: Transcript) -> None:
         return
     trees_by_client = _read_trees(transcript)
     table = Table("client", "trees", "eta, lambda", "thresholds", "records", "label 1", "smallest leaf")
-    table.title = "in clear: trees"
+    table.title = "in the clear: trees"
     for client, client_trees in sorted(trees_by_client.items()):
         texts = str(client), str(len(client_trees.trees)), client_trees.settings or "-"
         table.add_row(*texts, *_describe_contents(client_trees))

@@ -20,11 +20,9 @@ def lint(
     overrides: Overrides = None,
     strict: Annotated[
         bool,
-        typer.Option(
-            "--strict", help="End with exit code 1 where there are pitfalls, or they could not be looked for."
-        ),
+        typer.Option("--strict", help="Exit with code 1 if there are pitfalls, or if they cannot be checked."),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a list of the pitfalls for programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the pitfalls as JSON.")] = False,
     data_dir: DataDir = None,
     trust: Trust = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""The command line: run, sweep, train, expose, attack, compare, report, data, list, show, check, lint, new and others.
+"""Simulate federated learning, attack what an honest-but-curious server saw, and report what leaked.
 
 Hyperparameters live in the experiment file; `--set a.b=value` overrides one. Exit codes: 0 done,
 1 a run or an attack failed, 2 the request itself is wrong.
@@ -54,13 +54,13 @@ _PIPE_CLOSED = 128 + signal.SIGPIPE
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Reasons of the system to write no more."""
 _HOW_TO_RESUME = {
-    "run": "; `fedsim run --resume RUN` goes on from what is kept",
-    "reproduce": "; the same `fedsim reproduce` goes on with the cells that are not done",
-    "sweep": "; the same `fedsim sweep` goes on with the cells that are not done",
-    "train": "; the same `fedsim train` goes on from what is kept",
-    "expose": "; exposure.csv has the clients that are done",
-    "attack": "; the same `fedsim attack` goes on from the findings that are kept",
-    "tune": "; the same `fedsim tune` goes on with the trials that are not made",
+    "run": "; `fedsim run --resume RUN` continues the run",
+    "reproduce": "; the same `fedsim reproduce` continues with the remaining cells",
+    "sweep": "; the same `fedsim sweep` continues with the remaining cells",
+    "train": "; the same `fedsim train` continues the training",
+    "expose": "; exposure.csv has the finished clients",
+    "attack": "; the same `fedsim attack` continues with the remaining victims",
+    "tune": "; the same `fedsim tune` continues with the remaining trials",
 }
 """What to do after an interrupt, by the command that was running."""
 for _command in (run, sweep, train, expose, attack, tune, compare, reproduce, geometry, materialise, report, index):
@@ -135,7 +135,7 @@ def _run_command() -> tuple[str, int]:
             return "", _PIPE_CLOSED
         if _raised_by_typer(error):  # the answer to a shell that completes a command, or the script for it
             return "", int(error.code or 0)
-        return f"somebody's code {error_reason(error).removeprefix('it ')}, and what was asked for was not done", 1
+        return f"third-party code {error_reason(error).removeprefix('it ')}, and the command was not completed", 1
     except OSError as error:  # a folder in the path that may not be entered, a name that is too long
         if error.filename is None and error.errno in _FULL:
             return _explain_full(error), 1

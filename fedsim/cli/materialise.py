@@ -23,7 +23,7 @@ def materialise(
     trust: Trust = False,
     key: Key = None,
 ) -> None:
-    """Write updates that were recorded by recipe into the recording, for somebody who has no data."""
+    """Write updates that were recorded by recipe into the recording, so that reading them needs no data."""
     from fedsim.federation.open_run import OpenRun
 
     folder = OpenRun(run)
@@ -58,4 +58,4 @@ def materialise(
             written += before - after
             left += after
     text = f"{number_of(written, 'update')} written into {transcript.folder}"
-    console.print(f"{text}; {left} of these rounds stay hashes alone", soft_wrap=True, markup=False)
+    console.print(f"{text}; {left} of these rounds are still stored as hashes only", soft_wrap=True, markup=False)

@@ -42,9 +42,7 @@ Overrides = Annotated[
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors and the final table only.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print a line for each round and each client.")]
-Trust = Annotated[
-    bool, typer.Option("--trust", help="Import code that a run folder names by module:callable; said each time.")
-]
+Trust = Annotated[bool, typer.Option("--trust", help="Import code that a run folder names by module:callable.")]
 
 
 def _find_run(path: Path) -> Path:
@@ -58,7 +56,9 @@ def _find_run(path: Path) -> Path:
 
 RunPath = Annotated[
     Path,
-    typer.Argument(metavar="RUN", help="A run folder, or one in which a Flower app records runs.", callback=_find_run),
+    typer.Argument(
+        metavar="RUN", help="A run folder, or a folder with the recordings of a Flower app.", callback=_find_run
+    ),
 ]
 
 
@@ -89,7 +89,7 @@ Key = Annotated[
     typer.Option(
         "--key",
         metavar="FILE",
-        help="Sign the run's manifest with this secret, or check that.",
+        help="Sign or verify the run's manifest with the secret in this file.",
         callback=_use_key,
     ),
 ]

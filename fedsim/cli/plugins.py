@@ -25,12 +25,12 @@ _MIN_TEXT_WIDTH = 30
 def list_plugins(
     group: Annotated[str | None, typer.Argument(help=f"{', '.join(registry.GROUPS)}; else all.")] = None,
 ) -> None:
-    """List registered plug-ins, name first; defenses, where only these, with what each promises.
+    """List registered plug-ins; `fedsim list defenses` also prints the guarantee of each defense.
 
     A terminal breaks long lines; in a pipe each plug-in is one line. Those of others end with who brought them.
     """
     if group is not None and group not in registry.GROUPS:
-        raise ConfigError(f"list: nothing is called '{group}', {did_you_mean(group, registry.GROUPS)}")
+        raise ConfigError(f"list: there is no kind of plug-in '{group}', {did_you_mean(group, registry.GROUPS)}")
     groups = [listed_group for listed_group in registry.GROUPS if group in (None, listed_group)]
     for listed_group in groups:
         if group is None:
@@ -48,7 +48,7 @@ def _descriptions(group: registry.Group, name: str, *, with_promise: bool) -> li
     except FedsimError as error:
         return [f"does not load: {error}"]
     text = ". ".join(filter(None, [description.cited, description.text.splitlines()[0]]))
-    promise = f"promises: {description.promises}" if with_promise and description.promises else ""
+    promise = f"guarantee: {description.promises}" if with_promise and description.promises else ""
     owner = registry.find_distribution(group, name)
     return list(filter(None, [text, promise, "" if owner == registry.DISTRIBUTION else f"[{owner}]"]))
 
@@ -114,6 +114,6 @@ def show(
         if description.needs:
             console.print(f"needs: {', '.join(description.needs)}")
         if description.uses:
-            console.print(f"uses, where granted: {', '.join(description.uses)}", soft_wrap=True)
+            console.print(f"uses, if granted: {', '.join(description.uses)}", soft_wrap=True)
         for paper in description.papers:
             console.print(paper, markup=False, highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The program `fedsim`: the command line in a process of its own, which ends without delay."""
+"""The program `fedsim`: the command line in a separate process, which ends without delay."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def reproduce(
     ] = None,
     scale: Annotated[
         str | None,
-        typer.Option(help="Run it: `quick` takes minutes a table, `full` hours. Without, show what is kept."),
+        typer.Option(help="Run it: `quick` takes minutes per table, `full` hours. Without it, show stored figures."),
     ] = None,
     cells: Annotated[
         Path | None, typer.Option(help="The store of finished cells, which sweeps share; runs/cells by default.")
@@ -37,9 +37,9 @@ def reproduce(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Put our figures beside those of papers: kept ones or, with --scale, new ones.
+    """Compare published figures with ours: stored ones or, with --scale, new ones.
 
-    Without a name, say which tables there are. After an interrupt the same command goes on.
+    Without a name, list the tables. After an interruption, the same command continues.
     """
     from fedsim.api.reproduce.papers import find_tables, read_papers
 
@@ -61,7 +61,7 @@ def _list_tables(tables: Sequence[tuple[str, str]]) -> None:
     from fedsim.api.reproduce.papers import count_verdicts, read_results
     from fedsim.api.reproduce.recipes import how_to_reproduce
 
-    names = ("table", "last result", "kept", "quick run", "made again by")
+    names = ("table", "last result", "kept", "quick run", "reproduced by")
     printed = Table(*(Column(name, no_wrap=name in names[:2]) for name in names), box=SIMPLE_HEAD)
     for paper, table in tables:
         kept = [result for result in read_results()[paper].kept if result.table == table]
@@ -91,7 +91,7 @@ def _show_kept(tables: Sequence[tuple[str, str]]) -> None:
         console.print(f"{label}: {published.setting}", markup=False, highlight=False)
         if published.differs:
             console.print(f"differs: {published.differs.strip()}", markup=False, highlight=False)
-        console.print(f"made again by: {how_to_reproduce(paper, table)}", markup=False, highlight=False)
+        console.print(f"reproduced by: {how_to_reproduce(paper, table)}", markup=False, highlight=False)
         for kept in read_results()[paper].kept:
             if kept.table == table:
                 comparison = compare_figures(paper, table, kept.rows, f"kept: {paper}/{table}")

@@ -21,7 +21,7 @@ def run(
     ] = None,
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; runs/NAME by default.")] = None,
-    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with an interrupted run.")] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Resume an interrupted run.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run in the same folder.")] = False,
     data_dir: DataDir = None,
     quiet: Quiet = False,
@@ -42,9 +42,9 @@ def run(
         _run_app(app, file, overrides or [], out, overwrite=overwrite, quiet=quiet, verbose=verbose, trust=trust)
         return
     if (file is None) == (resume is None):
-        raise ConfigError("give an experiment file, or --resume RUN, one of them")
+        raise ConfigError("give either an experiment file or --resume RUN")
     if resume is not None and (overrides or out or overwrite):
-        raise ConfigError("--resume goes on with the experiment as it was; leave out --set, --out and --overwrite")
+        raise ConfigError("--resume continues the experiment without changes; leave out --set, --out and --overwrite")
     config = None if file is None else load_config(file, overrides or [], trust=trust)
 
     # What follows takes seconds to import, so a mistyped key is reported before.
@@ -63,7 +63,7 @@ def run(
             done = pipeline.resume(OpenRun(resume), trust=trust, follow=follow)
     show_scores(done)
     show_epsilons(read_epsilons(done.folder))
-    show_exposure(read_exposures(done.folder), "before clients sent, mean over rounds")
+    show_exposure(read_exposures(done.folder), "before sending, mean over rounds")
     show_answer(done)
     finish_with_report(done, quiet)
 

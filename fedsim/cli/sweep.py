@@ -34,7 +34,7 @@ def sweep(
     ] = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Say which cells there are, what is done and what does not apply; no more."),
+        typer.Option("--dry-run", help="List the cells, which are done and which do not apply; run nothing."),
     ] = False,
     data_dir: DataDir = None,
     quiet: Quiet = False,
@@ -42,7 +42,7 @@ def sweep(
     trust: Trust = False,
     key: Key = None,
 ) -> None:
-    """Run many experiments side by side: attacks x defenses x settings x seeds; the same command goes on."""
+    """Run a grid of attacks x defenses x settings x seeds; the same command resumes it."""
     from fedsim.federation.reading import parse_override
     from fedsim.sweeps.file import read_sweep
     from fedsim.sweeps.grid import build_grid
@@ -50,7 +50,7 @@ def sweep(
     changes = [parse_override(override) for override in overrides or []]
     if app is not None:
         if cells is not None:
-            raise ConfigError("--cells: an app's cells are kept beside the tables; leave it out, or say --out")
+            raise ConfigError("--cells: the cells of an app are stored next to the tables; leave it out, or set --out")
         _sweep_app(file, app, changes, out, dry_run=dry_run, quiet=quiet, verbose=verbose, trust=trust)
         return
     sweep_file = read_sweep(file, changes)
@@ -154,15 +154,15 @@ def _show_plan(plan: SweepPlan, workers: int) -> None:
     _show_left_out(plan)
     shares = sorted(set(Counter(cell.federation for cell in plan.cells).values()))
     shared = number_of(shares[0], "cell") if len(shares) == 1 else f"{shares[0]} to {shares[-1]} cells"
-    sentences = f"{plan.summary}; each federation is run once and shared by {shared}", _estimate(plan, workers)
+    sentences = f"{plan.summary}; each federation runs once and is shared by {shared}", _estimate(plan, workers)
     console.print(*sentences, sep="\n", highlight=False, soft_wrap=True)
 
 
 def _estimate(plan: SweepPlan, workers: int) -> str:
     if not plan.remaining_cells:
-        return "nothing is left to do"
+        return "all cells are done"
     if plan.estimated_seconds is None:
-        return "no cell is done yet, so nobody can say how long they take"
+        return "no cell is done yet, so the time cannot be estimated"
     minutes = plan.estimated_seconds / 60 / min(workers, len(plan.remaining_cells))
     if minutes < 2:
         duration = number_of(max(1, round(60 * minutes)), "second")
@@ -170,7 +170,7 @@ def _estimate(plan: SweepPlan, workers: int) -> str:
         duration = f"{minutes:.0f} minutes"
     else:
         duration = f"{minutes / 60:.1f} hours"
-    return f"about {duration} are left with {number_of(workers, 'worker')}, by what finished cells took"
+    return f"about {duration} remain with {number_of(workers, 'worker')}, estimated from finished cells"
 
 
 def _show_left_out(plan: SweepPlan) -> None:

@@ -20,7 +20,7 @@ def train(
     verbose: Verbose = False,
     trust: Trust = False,
 ) -> None:
-    r"""Train without an adversary and keep models at the rounds and epochs that \[states] names."""
+    r"""Train without an adversary, and save the models at the rounds and epochs in \[states]."""
     from fedsim.federation.reading import load_config
 
     config = load_config(file, overrides or [], trust=trust)

@@ -22,14 +22,14 @@ def tune(
         str | None, typer.Option(help="One attack; by default all of the experiment that have a step size.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The attack file; NAME-tuned.toml by default.")] = None,
-    clients: Annotated[int, typer.Option(min=1, help="Most simulated clients.")] = 2,
-    iterations: Annotated[int, typer.Option(min=1, help="Most iterations of a trial.")] = 200,
+    clients: Annotated[int, typer.Option(min=1, help="Maximum number of simulated clients.")] = 2,
+    iterations: Annotated[int, typer.Option(min=1, help="Maximum number of iterations of a trial.")] = 200,
     data_dir: DataDir = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
     trust: Trust = False,
 ) -> None:
-    """Choose settings of attacks by trials on simulated clients of public data, and write an attack file."""
+    """Tune settings of attacks on simulated clients with public data, and write an attack file."""
     from fedsim.api.tuning import read_experiment, tune_attacks
     from fedsim.cli.work_shown import show_work
 

@@ -77,7 +77,7 @@ def show_answer(done: AuditResult) -> None:
 
 def show_sweep_answer(answer: SweepAnswer, steps: Sequence[NextStep]) -> None:
     """Print for each setting of a sweep what it is worth and its accuracy, and what to do next."""
-    table = Table("setting", "verdict", "accuracy,\n95 % interval", "to no defense", box=SIMPLE_HEAD)
+    table = Table("setting", "verdict", "accuracy,\n95 % interval", "difference to no defense", box=SIMPLE_HEAD)
     for row in answer.rows:
         table.add_row(*map(escape, (row.name, row.verdict, row.accuracy or "–", row.accuracy_change or "–")))
     if answer.rows:
@@ -133,7 +133,7 @@ def show_ceilings(ceilings: Sequence[ProvedCeiling]) -> None:
 
 def show_exposure(rows: Sequence[Mapping[str, Any]], when: str) -> None:
     """Print for each measure which clients and examples are exposed most and least, if anything was measured."""
-    columns = "measure", "n", "exposed most", "exposed least"
+    columns = "measure", "n", "most exposed", "least exposed"
     table = Table(*columns, title=escape(f"Exposure {when}"), box=SIMPLE_HEAD)
     for item in [*mean_quantities(rows), *mean_quantities(rows, of_examples=True)]:
         ends = [(item.ranking[position], item.values[item.ranking[position]]) for position in (0, -1) if item.values]
@@ -146,8 +146,8 @@ def show_exposure(rows: Sequence[Mapping[str, Any]], when: str) -> None:
 
 def score_table(attack: str, readings: Sequence[ScoreReading]) -> Table:
     """Return a table of one attack's scores, the main one first, as on the page; narrow enough for 80 columns."""
-    columns = Column("metric", no_wrap=True), "score,\n95 % interval", "n", "best guess", "reading"
-    table = Table(*columns, title=escape(f"What leaked to {attack}"), box=SIMPLE_HEAD)
+    columns = Column("metric", no_wrap=True), "score,\n95 % interval", "n", "best guess", "verdict"
+    table = Table(*columns, title=escape(f"Scores of {attack}"), box=SIMPLE_HEAD)
     missing = []
     for reading in readings:
         item = reading.summary

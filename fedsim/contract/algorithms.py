@@ -56,7 +56,7 @@ def is_an_algorithm(subject: CheckedPlugin) -> None:
 def names_its_strategies(subject: CheckedPlugin) -> None:
     """Each strategy that it goes with is registered."""
     for name in _algorithm(subject).strategies:
-        expect(name in registry.registered_names("strategies"), f"there is no strategy '{name}'; mend strategies")
+        expect(name in registry.registered_names("strategies"), f"there is no strategy '{name}'; fix strategies")
 
 
 def divides_models(subject: CheckedPlugin) -> None:

@@ -46,7 +46,7 @@ def is_a_frozen_dataclass(subject: CheckedPlugin) -> None:
     expect(parameters is not None, f"{cls.__name__} is no dataclass; {remedy}")
     expect(parameters.frozen, f"{cls.__name__} is not frozen; {remedy}")
     for field in dataclasses.fields(cls):
-        expect(field.kw_only, f"setting '{field.name}' is no keyword argument; say kw_only=True")
+        expect(field.kw_only, f"setting '{field.name}' is not a keyword argument; say kw_only=True")
 
 
 def survives_copying(subject: CheckedPlugin) -> None:
@@ -66,8 +66,8 @@ def survives_copying(subject: CheckedPlugin) -> None:
         except (Exception, SystemExit) as error:
             is_plain = isinstance(error, FedsimError)
             reason = str(error) if is_plain else f"{type(error).__name__}: {error}"
-            raise ContractViolation(f"it cannot be made again by {method}: {reason}") from error
-        expect(copy == plugin, f"made again by {method} it is {copy!r}, expected {plugin!r}")
+            raise ContractViolation(f"it cannot be reproduced by {method}: {reason}") from error
+        expect(copy == plugin, f"reproduced by {method} it is {copy!r}, expected {plugin!r}")
     expect(hash(plugin) == hash(subject.build()), "two equal ones have different hashes")
 
 
@@ -76,7 +76,7 @@ def is_documented(subject: CheckedPlugin) -> None:
     cls = _class_of(subject)
     text = inspect.getdoc(cls) or ""
     is_sentence = text.split("\n")[0].endswith(".")
-    expect(is_sentence, "the first line of its docstring is no sentence that ends with a full stop")
+    expect(is_sentence, "the first line of its docstring is not a sentence that ends with a full stop")
     # Settings may be explained by the class that declares them.
     texts = "\n".join(inspect.getdoc(base) or "" for base in cls.__mro__)
     for field in dataclasses.fields(cls):

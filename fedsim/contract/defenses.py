@@ -323,7 +323,7 @@ def adversary_batch_is_valid(subject: CheckedPlugin) -> None:
         "shapes that it was given",
     )
     are_probabilities = bool((soft_labels.sum(1) - 1).abs().max() < 1e-5)
-    expect(are_probabilities, "adversary_batch returns labels that are no probabilities")
+    expect(are_probabilities, "adversary_batch returns labels that are not probabilities")
     expect(mixed.requires_grad, "adversary_batch does not change with the records; compute it without 'detach'")
 
 

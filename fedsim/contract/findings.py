@@ -40,7 +40,7 @@ def is_of_a_finding(subject: CheckedPlugin) -> None:
     )
     assert isinstance(finding, type)
     is_frozen = dataclasses.is_dataclass(finding) and vars(finding)["__dataclass_params__"].frozen
-    expect(is_frozen, f"{finding.__name__} is no frozen dataclass")
+    expect(is_frozen, f"{finding.__name__} is not a frozen dataclass")
     kind = getattr(finding, "kind", None)
     expect(
         kind == subject.name,

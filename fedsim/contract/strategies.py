@@ -32,7 +32,7 @@ def is_made(subject: CheckedPlugin) -> None:
     except ImportError as error:
         raise NotChecked("Flower is not installed; pip install 'fedsim-curious[federation]'") from error
     strategy = _build_strategy(subject)
-    expect(isinstance(strategy, Strategy), f"{type(strategy).__name__} is no flwr.serverapp.strategy.Strategy")
+    expect(isinstance(strategy, Strategy), f"{type(strategy).__name__} is not a flwr.serverapp.strategy.Strategy")
 
 
 def declares_messages(subject: CheckedPlugin) -> None:

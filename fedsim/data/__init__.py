@@ -226,7 +226,7 @@ class Dataset:
         for column in self.columns:
             if column.name == name:
                 return column
-        names = ", ".join(column.name for column in self.columns) or "none, it is no table"
+        names = ", ".join(column.name for column in self.columns) or "none, it is not a table"
         raise DataError(f"data: '{self.name}' has no column '{name}'; columns: {names}")
 
 

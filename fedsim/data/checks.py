@@ -118,7 +118,7 @@ def _check_columns(dataset: Dataset) -> str:
 def _check_types(dataset: Dataset, examples: Examples) -> str:
     raw, is_whole = examples.raw, not (examples.raw.is_floating_point() or examples.raw.is_complex())
     if dataset.vocabulary and (examples.scale is not None or not is_whole):
-        return f"has tokens of type {raw.dtype} and scale {examples.scale}, expected integers, and None; mend them"
+        return f"has tokens of type {raw.dtype} and scale {examples.scale}, expected integers, and None; fix them"
     if not dataset.vocabulary and examples.scale is None:
         return "has no scale, and so its numbers would be cut to integers as tokens are; give it, as scale=1.0"
     return f"has inputs of type {raw.dtype}, expected real numbers" if raw.is_complex() else ""
@@ -143,7 +143,7 @@ def _check_labels(dataset: Dataset, examples: Examples) -> str:
         if labels.dtype != torch.float32:
             return f"has targets of type {labels.dtype}, expected float32 for {task.describe_goal()} (num_classes = 0)"
         if task.goal == "labels" and not ((labels == 0) | (labels == 1)).all():
-            return "has labels other than 0 and 1, which say whether an example has each; mend the data or num_labels"
+            return "has labels other than 0 and 1, which say whether an example has each; fix the data or num_labels"
         return "" if labels.isfinite().all() else "has a target that is NaN or infinite"
     if labels.dtype != torch.int64:
         return f"has labels of type {labels.dtype}, expected int64 for {task.describe_goal()}"
@@ -152,7 +152,7 @@ def _check_labels(dataset: Dataset, examples: Examples) -> str:
         example = int(is_wrong.nonzero()[0, 0])
         return (
             f"has the label {int(labels[is_wrong][0])} at example {example}, expected classes from 0 to "
-            f"{task.outputs - 1}; mend the data or {'mask_classes' if task.goal == 'masks' else 'num_classes'}"
+            f"{task.outputs - 1}; fix the data or {'mask_classes' if task.goal == 'masks' else 'num_classes'}"
         )
     return ""
 
@@ -175,13 +175,13 @@ def _check_inputs(dataset: Dataset, examples: Examples) -> str:
         first = int(examples.raw.isnan().flatten(1).any(1).nonzero()[0])
         return f"has a NaN in example {first}"
     if not math.isfinite(highest - lowest):
-        return f"has inputs from {lowest:g} to {highest:g}, expected finite numbers; mend the data"
+        return f"has inputs from {lowest:g} to {highest:g}, expected finite numbers; fix the data"
     tolerance = 0 if dataset.vocabulary else 1e-6 * (high - low)
     if lowest < low - tolerance or highest > high + tolerance:
         expected = f"[{low:g}, {high:g}]"
         if dataset.vocabulary:
             expected = f"the vocabulary of {dataset.vocabulary} tokens"
-        return f"has inputs from {lowest:g} to {highest:g}, outside {expected}; mend the data or its range"
+        return f"has inputs from {lowest:g} to {highest:g}, outside {expected}; fix the data or its range"
     return ""
 
 

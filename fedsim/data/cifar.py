@@ -153,7 +153,7 @@ def _log_if_partial(dataset: Dataset) -> Dataset:
 def _read_names(path: Path, folder: Path, sums: Mapping[str, str], key: str) -> tuple[str, ...]:
     names = _unpickle(path, folder, sums, [key])[key]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise DataError(f"{path}: '{key}' is no list of names; get the file again")
+        raise DataError(f"{path}: '{key}' is not a list of names; get the file again")
     return tuple(names)
 
 
@@ -168,9 +168,9 @@ def _read_batch(path: Path, folder: Path, sums: Mapping[str, str], key: str) -> 
     batch = _unpickle(path, folder, sums, ["data", key])
     data, labels = batch["data"], batch[key]
     if not (isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.ndim == 2 and data.shape[1] == 3072):
-        raise DataError(f"{path}: 'data' is no array of rows of 3072 bytes; get the file again")
+        raise DataError(f"{path}: 'data' is not an array of rows of 3072 bytes; get the file again")
     if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < 256 for label in labels):
-        raise DataError(f"{path}: '{key}' is no list of classes; get the file again")
+        raise DataError(f"{path}: '{key}' is not a list of classes; get the file again")
     if len(labels) != len(data):
         raise DataError(f"{path}: holds {len(data)} images but {len(labels)} labels; get the file again")
     return torch.from_numpy(data.reshape(-1, 3, 32, 32)), torch.tensor(labels, dtype=torch.int64)
@@ -186,7 +186,7 @@ def _unpickle(path: Path, folder: Path, sums: Mapping[str, str], keys: Sequence[
     except Exception as error:  # a damaged pickle may raise anything, says Python's manual
         raise DataError(f"{path}: is damaged ({describe_error(error)}); get it again") from error
     if not isinstance(content, dict) or not all(key in content for key in keys):
-        raise DataError(f"{path}: is no dictionary with {' and '.join(map(repr, keys))}; get the file again")
+        raise DataError(f"{path}: is not a dictionary with {' and '.join(map(repr, keys))}; get the file again")
     return content
 
 

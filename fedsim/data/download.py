@@ -62,19 +62,19 @@ _MANUAL_STEPS: Mapping[str, str] = {
     "adult": "get adult.data and adult.test from https://archive.ics.uci.edu/dataset/2/adult and put them into adult",
     "att-faces": "get the AT&T database of faces (on Kaggle: kasikrit/att-database-of-faces) and put its folders s1 "
     "to s40 into att_faces",
-    "csv": "it reads a table of your own; set data.path",
+    "csv": "it reads your own table; set data.path",
     "digits": "it comes with scikit-learn and needs no file",
     "femnist": "make it with LEAF's data/femnist/preprocess.sh, https://github.com/TalwalkarLab/leaf",
     "flight-prices": "get Clean_Dataset.csv of 'Flight Price Prediction' from Kaggle and put it into flight-prices",
     "handwriting": "it comes with fedsim and needs no file",
-    "image-folder": "it reads images of your own; set data.path",
+    "image-folder": "it reads your own images; set data.path",
     "leaf": "make it with LEAF's preprocess.sh, https://github.com/TalwalkarLab/leaf",
-    "leaf-synthetic": "it is made by chance and needs no file",
-    "npz": "it reads arrays of your own; set data.path",
+    "leaf-synthetic": "it is synthetic and needs no file",
+    "npz": "it reads your own arrays; set data.path",
     "reuters-r8": "get r8-train-all-terms.txt and r8-test-all-terms.txt from "
     "https://ana.cachopo.org/datasets-for-single-label-text-categorization and put them into r8",
-    "shapes": "it is made by chance and needs no file",
-    "waves": "it is made by chance and needs no file",
+    "shapes": "it is synthetic and needs no file",
+    "waves": "it is synthetic and needs no file",
 }
 
 

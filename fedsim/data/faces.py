@@ -86,5 +86,5 @@ class AttFaces(CheckedSettings):
             with Image.open(verify_checksum(path, folder)) as image:
                 resized = image.convert("L").resize((width, height), Image.Resampling.BILINEAR)
         except (OSError, SyntaxError, ValueError) as error:
-            raise DataError(f"{path}: is no whole image ({describe_error(error)}); get it again") from error
+            raise DataError(f"{path}: is not a whole image ({describe_error(error)}); get it again") from error
         return torch.from_numpy(np.array(resized))

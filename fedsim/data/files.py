@@ -109,7 +109,7 @@ def verify_checksum(path: Path, folder: Path, md5: str | None = None) -> Path:
         with path.open("rb") as file:
             got = hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest()
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}); mend its permissions or get it again") from error
+        raise DataError(f"{path}: cannot be read ({error.strerror}); fix its permissions or get it again") from error
     if got != expected:
         source = f"{folder / SUMS_FILE} lists" if listed else "the official file has"
         raise DataError(
@@ -134,7 +134,7 @@ def _read_sums(path: Path, _mtime: int) -> Mapping[str, str]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
-            f"{path}: cannot be read ({describe_error(error)}); write it anew with sha256sum, or remove it"
+            f"{path}: cannot be read ({describe_error(error)}); write it again with sha256sum, or remove it"
         ) from error
     sums = {}
     for number, line in enumerate(lines, 1):
@@ -142,6 +142,6 @@ def _read_sums(path: Path, _mtime: int) -> Mapping[str, str]:
             continue
         match = _SUM_LINE.fullmatch(line.rstrip())
         if match is None:
-            raise DataError(f"{path}: line {number} is not 'SHA256  FILE'; write it anew with sha256sum, or remove it")
+            raise DataError(f"{path}: line {number} is not 'SHA256  FILE'; write it again with sha256sum, or remove it")
         sums[match[2]] = match[1].lower()
     return sums

@@ -152,7 +152,7 @@ class ImageFolder(CheckedSettings):
             raise
         except Exception as error:  # a damaged image makes its decoder raise all kinds of things
             raise DataError(
-                f"{path}: is no whole image ({describe_error(error)}); mend it or take it out of the folder"
+                f"{path}: is not a whole image ({describe_error(error)}); fix it or take it out of the folder"
             ) from error
         image = image.resize((width, height), Image.Resampling.BILINEAR)
         left, top = round((width - self.size) / 2), round((height - self.size) / 2)

@@ -131,7 +131,7 @@ class LeafFiles:
             with np.errstate(over="ignore"):  # too large numbers become infinite, see below
                 numbers = np.array(examples.x, np.float32)
         except (TypeError, ValueError, OverflowError) as error:
-            raise DataError(f"{where}: x holds something that is no number ({error})") from error
+            raise DataError(f"{where}: x holds something that is not a number ({error})") from error
         if not np.isfinite(numbers).all():
             raise DataError(f"{where}: x holds NaN, null or an infinite number; correct the file")
         return numbers
@@ -154,7 +154,7 @@ def _read_users(path: Path) -> Iterator[_UserExamples]:
     try:
         content = json.loads(path.read_bytes())
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}); mend its permissions") from error
+        raise DataError(f"{path}: cannot be read ({error.strerror}); fix its permissions") from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: is no JSON text, or not all of it ({error}); get the file again") from error
     kinds = {"users": list, "num_samples": list, "user_data": dict}

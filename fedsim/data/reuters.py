@@ -106,7 +106,7 @@ def _read_documents(path: Path) -> tuple[list[str], list[list[str]]]:
         name, tab, text = line.partition("\t")
         words = text.lower().split()
         if not tab or not words:
-            raise DataError(f"{path}: line {number} is no class, tab and text; get the file again")
+            raise DataError(f"{path}: line {number} is not a class, tab and text; get the file again")
         if name not in _CLASSES:
             raise DataError(f"{path}: line {number} is of class '{name}', expected one of {', '.join(_CLASSES)}")
         names.append(name)

@@ -52,7 +52,7 @@ class Adult(CheckedSettings):
             leaves them out, as the file's authors do in their comparison (adult.names), so that no
             attack is scored on guessing that something is unknown; `category` keeps all 48 842, `?`
             being a category.
-        drop: columns to leave out. By default the census's sampling weight, which is no attribute
+        drop: columns to leave out. By default the census's sampling weight, which is not an attribute
             of a person, and `education-num`, which repeats `education`: with it, education could be
             read from another column.
         max_examples: keep at most so many training examples, chosen at random; None keeps all.

@@ -79,10 +79,10 @@ def read_dossier(path: Path) -> SealedDossier:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise RunError(f"{path}: is no dossier of this fedsim ({where}: {first['msg']}); write it again") from error
+        raise RunError(f"{path}: is not a dossier of this fedsim ({where}: {first['msg']}); write it again") from error
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else first_line(error)
-        raise RunError(f"{path}: was altered, or is no dossier ({reason}); nothing that it says counts") from error
+        raise RunError(f"{path}: was altered, or is not a dossier ({reason}); nothing that it says counts") from error
 
 
 def _sealed_text(content: object) -> str:

@@ -68,7 +68,7 @@ REFERENCES = (
         name="NIST SP 800-226",
         asks="Differential privacy stated with unit, adjacency, epsilon, delta, accountant, whom it trusts, and "
         "hazards.",
-        answered_in="What is proved beside what was measured; Cautions",
+        answered_in="What is proved and what was measured; Cautions",
     ),
     Reference(
         name="OWASP AISVS 1.0, 11.2.4 and 11.2.5",

@@ -28,7 +28,7 @@ def collect_proofs(run: ReportedRun, setting: str = "") -> tuple[list[Proof], st
     if experiment is None and run.folder.app.is_file():
         return _collect_app_proofs(run, setting)
     if experiment is None:
-        return [], "Nothing is proved here: it was recorded elsewhere, and nobody says what protects its clients."
+        return [], "There are no known guarantees: it was recorded elsewhere, and its clients' defenses are unknown."
     tables = experiment.config.defense
     central = _CENTRAL if experiment.config.central_privacy is not None else ""
     if not tables and experiment.config.distributed_privacy is None:
@@ -63,7 +63,7 @@ def collect_proofs(run: ReportedRun, setting: str = "") -> tuple[list[Proof], st
                 )
             )
     except FedsimError as error:
-        return [], f"What defenses prove cannot be told: {error}."
+        return [], f"The guarantees of the defenses are unknown: {error}."
     nothing = f"Nothing is proved of {enumerate_words(unproved)}." if unproved else ""
     return proofs, f"{nothing}{central}".strip()
 
@@ -93,7 +93,7 @@ def _collect_app_proofs(run: ReportedRun, setting: str) -> tuple[list[Proof], st
                     )
                 )
     except FedsimError as error:
-        return [], f"What defenses prove cannot be told: {error}."
+        return [], f"The guarantees of the defenses are unknown: {error}."
     if proofs:
         return proofs, ""
     named = run_facts(run).get("Defenses", "nobody can tell")

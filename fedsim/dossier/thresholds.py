@@ -90,7 +90,7 @@ def _judge_threshold(dossier: Dossier, threshold: str, quantities: Mapping[str, 
     _check_limit(threshold, name, sign, limit, quantity.value_range)
     value, where = to_float(quantity.value), quantity.where
     if not dossier.evidence.is_intact:
-        return _result(threshold, CANNOT_DECIDE, "these are not the files that were written", quantity.value)
+        return _result(threshold, CANNOT_DECIDE, "files of the run were changed", quantity.value)
     if not math.isnan(value) and _OPERATORS[sign](value, limit):
         return _result(threshold, REACHED, f"{name} is {format_number(quantity.value)} ({where})", quantity.value)
     if quantity.open_reason:

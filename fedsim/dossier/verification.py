@@ -176,7 +176,7 @@ def _remark_on_dossier(stated: Dossier, found: Dossier, *, is_signed: bool) -> l
     """Say how far the result can be relied on."""
     remarks = [f"{start_sentence(found.evidence.integrity)}."]
     if not is_signed:
-        remarks.append("The dossier is not signed: whoever can write there could have made it anew.")
+        remarks.append("The dossier is not signed: whoever can write to the folder could have changed it.")
     elif signing_key() is None:
         remarks.append("The dossier is signed with a key that was not given (--key), so its signature was not checked.")
     if stated.versions != found.versions:

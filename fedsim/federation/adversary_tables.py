@@ -57,7 +57,7 @@ class AdversaryTable(Table):
 
     when: Literal["at-end", "in-round", "never"] = Field(
         default="at-end",
-        description="When attacks are made: after the last round (`at-end`), in a process of their own as soon as "
+        description="When attacks run: after the last round (`at-end`), in a separate process as soon as "
         "a round is recorded (`in-round`), or later with `fedsim attack` (`never`).",
     )
     victims: list[int] | Literal["all"] | None = Field(
@@ -85,15 +85,17 @@ class AdversaryTable(Table):
         default=None,
         ge=1,
         le=4096,
-        description="Number of processes of one thread each that share the attacks on a CPU; by default one a "
+        description="Number of processes of one thread each that share the attacks on a CPU; by default one per "
         "core, but at most half as many as there are attacks.",
     )
     device: str = Field(
         default="auto",
         description="Device of the attacks, such as `cpu` or `cuda:0`; `auto` is a GPU where there is one.",
     )
-    candidates: int = Field(default=1000, ge=2, le=1_000_000, description="Most candidate records that are granted.")
-    auxiliary: int = Field(default=1000, ge=1, le=1_000_000, description="Most auxiliary records that are granted.")
+    candidates: int = Field(
+        default=1000, ge=2, le=1_000_000, description="Maximum number of granted candidate records."
+    )
+    auxiliary: int = Field(default=1000, ge=1, le=1_000_000, description="Maximum number of granted auxiliary records.")
     knowledge: KnowledgeTable = Field(
         default=KnowledgeTable(), description="Facts that the adversary knows, see `adversary.knowledge`."
     )

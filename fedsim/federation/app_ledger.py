@@ -17,7 +17,7 @@ from fedsim.privacy.ledger import Row, guarantee_delta, state_guarantee
 from fedsim.privacy.mechanism_columns import describe_mechanism
 from fedsim.recording.header import Header
 
-IN_CLEAR = "N, metrics, and settings beside arrays"
+IN_CLEAR = "N, metrics, and settings sent with arrays"
 _TRIALS = (
     Participation(num_examples=1, batch_size=1, steps=1, rounds=1),
     Participation(num_examples=5000, batch_size=50, steps=100, rounds=1),

@@ -1,6 +1,6 @@
 """Run of somebody's Flower app over clients in this process, recorded by a curious server.
 
-An app runs in a process of its own (`fedsim.api.app_runs`), so that its modules, and what they keep, are new in each
+An app runs in a separate process (`fedsim.api.app_runs`), so that its modules, and what they keep, are new in each
 run. Everything that is drawn follows from the seed: what the server draws from the global generators of Python, NumPy
 and PyTorch from the seed alone, and what a client draws from the seed, its node and the number of its message, so that
 neither the order of clients nor the recording changes anything.
@@ -156,7 +156,7 @@ def write_tested_examples(job: AppJob, watch: ExampleWatch) -> None:
 
 
 class ClientGrid(InProcessGrid):
-    """Grid over the clients of an app, each of which answers as if it were in a process of its own.
+    """Grid over the clients of an app, each of which answers as if it were in a separate process.
 
     Args:
         client_app: plays every client.
@@ -272,9 +272,7 @@ class ClientGrid(InProcessGrid):
         self._check_arrays_are_defended()  # again, because an app may catch errors of its messages
         total = sum(self._answered.values())
         if not total:
-            raise RunError(
-                "the serverapp sent no message to any client, so nothing is recorded; mend its main function"
-            )
+            raise RunError("the serverapp sent no message to any client, so nothing is recorded; fix its main function")
         if len(self._failed) == total:
             raise RunError(f"all clients failed, so no update is recorded; the first was {self._failed[0]}")
         if self._defenses and not self._defended:
@@ -323,7 +321,7 @@ def _forbid_simulation(folder: Path) -> Iterator[None]:
     def refuse(*arguments: Any, **settings: Any) -> None:
         del arguments, settings
         raise ConfigError(
-            f"{folder}: the app starts a simulation of its own (flwr.simulation), whose messages do not pass here; "
+            f"{folder}: the app starts its own simulation (flwr.simulation), whose messages do not pass here; "
             "name its ServerApp and its ClientApp under [tool.flwr.app.components], or record it with fedsim.record_app"
         )
 

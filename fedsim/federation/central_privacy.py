@@ -173,7 +173,7 @@ def check_released_state(experiment: Experiment, table_name: str) -> None:
     """Raise ConfigError where the model has numbers that noise would spoil, or that get none."""
     if experiment.algorithm.initial_controls(experiment.initial_model_state()):
         raise ConfigError(
-            f"{table_name}: the algorithm sends control variates beside the model, and noise is meant for one "
+            f"{table_name}: the algorithm sends control variates with the model, and noise is meant for one "
             "sum; choose another algorithm, or leave the table out"
         )
     shared = experiment.initial_state()

@@ -163,12 +163,12 @@ class Config(AttackFile):
         knowledge = self.adversary.knowledge
         if isinstance(knowledge.model, str):
             raise ValueError(
-                "adversary.knowledge.model: a federation has a model of its own, so give true or "
+                "adversary.knowledge.model: a federation defines its own model, so give true or "
                 "false; 'module:callable' belongs in the attack file of a recording made elsewhere"
             )
         if isinstance(knowledge.loss, str):
             raise ValueError(
-                "adversary.knowledge.loss: a federation has a loss of its own, so give true or "
+                "adversary.knowledge.loss: a federation defines its own loss, so give true or "
                 "false; a name belongs in the attack file of a recording made elsewhere"
             )
         for name in ("truth", "app"):
@@ -194,7 +194,7 @@ class Config(AttackFile):
         """Raise ValueError where the server would not see the canaries."""
         if chosen is not None and self.central_privacy is not None:
             raise ValueError(
-                "canaries.clients: with [central_privacy] each canary is a client of its own, as the server promises "
+                "canaries.clients: with [central_privacy] each canary is a separate client, as the server promises "
                 "something of whole clients; leave it out"
             )
         if chosen is not None:
@@ -208,7 +208,7 @@ class Config(AttackFile):
         unseen = sorted(set(self.canary_clients) - set(self.recording.clients or self.canary_clients))
         if self.recording.rounds == [] or unseen:
             reason = f"client {unseen[0]} is not recorded" if unseen else "no round is recorded"
-            raise ValueError(f"canaries: {reason}, so nobody would look for them; name others, or change [recording]")
+            raise ValueError(f"canaries: {reason}, so they would not be looked for; name others, or change [recording]")
 
     @property
     def canary_clients(self) -> list[int]:

@@ -33,10 +33,10 @@ class PartitionTable(PluginTable):
         default="iid", description="Name of a partition, or `module:Class`; the other keys are its settings."
     )
     samples_per_client: int | None = Field(
-        default=None, ge=1, description="Most examples that a client holds; by default all of its part."
+        default=None, ge=1, description="Maximum number of examples per client; by default all of its part."
     )
     test_fraction: float = Field(
-        default=0.0, ge=0, lt=1, description="Share that is held out to test on, see `test_by`."
+        default=0.0, ge=0, lt=1, description="Share that is held out for testing, see `test_by`."
     )
     test_by: Literal["sample", "client"] = Field(
         default="sample",
@@ -103,7 +103,7 @@ if not TYPE_CHECKING:
 class FederationTable(Table):
     """[federation]: how many clients and rounds, on which engine.
 
-    SuperNodes that fedsim starts for engine `flower` run in a network of their own, which no other
+    SuperNodes that fedsim starts for engine `flower` run in a separate network, which no other
     user of this machine can reach, and which reaches no other network.
     """
 
@@ -119,14 +119,14 @@ class FederationTable(Table):
     evaluate_every: int = Field(
         default=1,
         ge=0,
-        description="Number of rounds between two evaluations. With 0 there is none; otherwise the last round "
-        "has one, too.",
+        description="Number of rounds between two evaluations; 0 for none. Otherwise the last round is always "
+        "evaluated.",
     )
     evaluate_examples: int | None = Field(
         default=None,
         ge=1,
-        description="Most test examples that the server evaluates on, the same ones each time, drawn by the "
-        "seed; by default all.",
+        description="Maximum number of test examples for the server's evaluation, the same ones each time, drawn by "
+        "the seed; by default all.",
     )
     timeout: float = Field(
         default=3600.0,
@@ -138,7 +138,7 @@ class FederationTable(Table):
     device: Literal["cpu", "cuda"] = Field(default="cpu", description="Device on which clients train.")
     vectorise: bool = Field(
         default=True,
-        description="Whether clients train several at once where that is faster, or each in a loop of its own.",
+        description="Whether clients train several at once where that is faster, or each in a separate loop.",
     )
     reply_memory: int | None = Field(
         default=None,
@@ -151,7 +151,7 @@ class FederationTable(Table):
         default=None,
         ge=1,
         le=100_000,
-        description="Engine `ray`: number of Ray actors; by default one a core, and on a cluster as many as fit.",
+        description="Engine `ray`: number of Ray actors; by default one per core, and on a cluster as many as fit.",
     )
     address: str | None = Field(
         default=None,
@@ -233,4 +233,4 @@ class MeasureTable(LabelledTable):
     every: int = Field(
         default=1, ge=1, description="Number of rounds from one measurement to the next, beginning with round 1."
     )
-    memory: int = Field(default=512, ge=1, le=1 << 20, description="Most MiB that measuring takes at once.")
+    memory: int = Field(default=512, ge=1, le=1 << 20, description="Maximum memory of measuring in MiB.")

@@ -48,8 +48,8 @@ class FlowerApp:
         for key, value in flatten_run_config(changes).items():
             if key not in merged:
                 raise ConfigError(
-                    f"run_config.{key}: is no setting of the app in {self.folder}, {did_you_mean(key, merged)}; those "
-                    "are in its pyproject.toml, under [tool.flwr.app.config]"
+                    f"run_config.{key}: is not a setting of the app in {self.folder}, {did_you_mean(key, merged)}; "
+                    "its settings are in its pyproject.toml, under [tool.flwr.app.config]"
                 )
             old = merged[key]
             if isinstance(old, float) and isinstance(value, int) and not isinstance(value, bool):
@@ -122,7 +122,7 @@ def read_app(folder: Path, *, trust: bool = False) -> FlowerApp:
         if not isinstance(reference, str) or not all(reference.partition(":")):
             raise ConfigError(
                 f'{file}: tool.flwr.app.components: names no {name}, expected `{name} = "module:attribute"`; an app '
-                "that starts a simulation in a script of its own can be watched with fedsim.record_app"
+                "that starts a simulation in its own script can be recorded with fedsim.record_app"
             )
         components[name] = reference
     if not trust and is_in_run_folder(file):

@@ -55,9 +55,7 @@ class Verdict:
         name = f"run {self.manifest.run}: "
         if self.differences:
             return name + f"not as it was written: {'; '.join(self.differences)}"
-        counts = (
-            f"{len(self.manifest.rounds)} rounds and {len(self.manifest.files)} files are those of its {MANIFEST_FILE}"
-        )
+        counts = f"{len(self.manifest.rounds)} rounds and {len(self.manifest.files)} files match {MANIFEST_FILE}"
         return f"{name}{counts}, {self.remark}"
 
 
@@ -86,12 +84,11 @@ def compare_with_manifest(run: OpenRun) -> Verdict:
     ]
     # A signature vouches for the run under the name that it was begun with.
     if secret and not manifest.signed:
-        differences.append(f"{MANIFEST_FILE} bears no signature")
+        differences.append(f"{MANIFEST_FILE} is not signed")
     elif secret and manifest.name and manifest.name != (folder_name := run_name(run.path)):
         differences.append(
-            f"what is signed is the run that was begun as '{manifest.name}', and this folder is "
-            f"called '{folder_name}'; give it back its name, unless another run was put in its "
-            "place"
+            f"the signature is for the run '{manifest.name}', but this folder is called '{folder_name}'; restore its "
+            "name, unless another run was put in its place"
         )
     if differences and (writer := lock.describe_lock_holder(run.path)):
         differences.append(f"{writer} is writing to it, so look again when that has ended")
@@ -101,11 +98,11 @@ def compare_with_manifest(run: OpenRun) -> Verdict:
     elif manifest.signed:
         remark = f"signed, with a key that was not given (--key, {KEY_VARIABLE})"
     else:
-        remark = "unsigned: whoever can write there could have made them anew"
+        remark = "unsigned: whoever can write to the folder could have changed both"
     if foreign := [name for name in unlisted if not is_run_file(name)]:
-        remark += f"; {join_first(foreign, _MAX_LISTED)}: not fedsim's, and nothing reads it"
+        remark += f"; {join_first(foreign, _MAX_LISTED)}: not written by fedsim, and not used"
     if manifest.late:
-        remark += f"; {MANIFEST_FILE} was begun late, so it does not say where what was there by then is from"
+        remark += f"; {MANIFEST_FILE} was begun late, so the origin of earlier files is unknown"
     return Verdict(manifest=manifest, differences=differences, remark=remark)
 
 
@@ -146,7 +143,7 @@ def _check_recorded_from(run: OpenRun, experiment: Experiment) -> None:
         return
     if list(broadcasts) != [hash_state(experiment.initial_state())]:
         raise ConfigError(
-            f"{run.experiment}: round 1 of the recording beside it began with another model than "
+            f"{run.experiment}: round 1 of the recording next to it began with another model than "
             "this experiment does, so the recording is of another run; put the experiment file of "
             "that run there, or remove this one"
         )

@@ -46,7 +46,7 @@ def lock_folder(folder: Path, owner: object = None, *, wait: bool = False) -> It
         raise
     except (OSError, ValueError) as error:  # a path may hold a NUL, which is a ValueError
         reason = getattr(error, "strerror", None) or error
-        remedy = "mend its permissions, or copy it elsewhere" if folder.is_dir() else "choose another --out"
+        remedy = "fix its permissions, or copy it elsewhere" if folder.is_dir() else "choose another --out"
         raise RunError(f"{folder}: cannot be written ({reason}); {remedy}") from error
     if descriptor is None:
         yield False
@@ -103,7 +103,7 @@ def _acquire_lock(folder: Path, wait: bool) -> int:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise RunError(f"{path}: is no file, so the run cannot be locked; remove it")
+                raise RunError(f"{path}: is not a file, so the run cannot be locked; remove it")
             _lock_file(descriptor, folder, wait)
             if _is_same_file(path, descriptor):  # its last owner may have removed it meanwhile
                 os.ftruncate(descriptor, 0)

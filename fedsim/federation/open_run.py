@@ -206,7 +206,7 @@ class OpenRun(RunFolder):
             return None
         if self.experiment.is_symlink() or not self.experiment.is_file():
             kind = "a symbolic link" if self.experiment.is_symlink() else "no file"
-            raise ConfigError(f"{self.experiment}: is {kind}, so nobody knows what was run; remove it")
+            raise ConfigError(f"{self.experiment}: is {kind}, so it is unknown what was run; remove it")
         config = self.config
         check_trust(config, self.experiment, trust)
         if trust:

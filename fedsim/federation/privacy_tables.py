@@ -20,17 +20,17 @@ class SecureAggregationTable(Table):
 
     groups: int | Literal["all"] = Field(
         default="all",
-        description="Least number of clients in a group, 2 or more, drawn anew in each round; `all` is one group "
+        description="Minimum number of clients in a group, 2 or more, drawn anew in each round; `all` is one group "
         "of all clients of the round.",
     )
     threshold: int | float = Field(
         default=0.5,
-        description="How many of a group have to answer, or its sum is lost: a number of clients, or a fraction "
+        description="Clients of a group that have to answer, or its sum is lost: a number of clients, or a fraction "
         "of the group, at least 2 clients; 1 is all of them, as in Flower.",
     )
     bits: int = Field(
         default=22,
-        description=f"Bits of a number, {MIN_BITS} to {MAX_BITS}: it is rounded at random to a multiple of "
+        description=f"Bits per number, {MIN_BITS} to {MAX_BITS}: it is rounded stochastically to a multiple of "
         "2 `clip` / 2^`bits`.",
     )
     clip: float = Field(
@@ -93,7 +93,7 @@ class ClientPrivacyTable(Table):
     epsilon: float | None = Field(
         default=None,
         gt=0,
-        description="Largest privacy loss of a client that may be asked in all rounds, from which the noise follows.",
+        description="Target epsilon of a client that takes part in all rounds, from which the noise follows.",
     )
     delta: float = Field(default=1e-5, gt=0, lt=1, description="Probability bound, below 1 / `federation.clients`.")
 
@@ -128,7 +128,7 @@ class CentralPrivacyTable(ClientPrivacyTable):
     )
     noise: Literal["independent", "tree", "banded"] = Field(
         default="independent",
-        description="Whether rounds have noise of their own, or noise that cancels in part in the sum over rounds "
+        description="Whether rounds have independent noise, or noise that cancels in part in the sum over rounds "
         "(`tree`, `banded`), which is accounted for without amplification, with `cyclic` sampling.",
     )
     bands: int | None = Field(

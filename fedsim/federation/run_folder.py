@@ -209,7 +209,7 @@ def list_files(folder: Path, only: set[str] | None = None) -> Iterator[Path]:
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError as error:
-        raise RunError(f"{folder}: cannot be read ({error.strerror}); mend its permissions") from error
+        raise RunError(f"{folder}: cannot be read ({error.strerror}); fix its permissions") from error
     for entry in entries:
         if only is not None and entry.name not in only:
             continue

@@ -112,7 +112,7 @@ def check_defenses(defenses: Sequence[Defense]) -> None:
     for defense in defenses:
         if not defense.summable:
             raise ConfigError(
-                f"defense: {name_of_defense(defense)} sends an update in a form of its own, and under "
+                f"defense: {name_of_defense(defense)} sends the update in another form, and under "
                 "secure aggregation clients send masked integers, one for each number, so nothing "
                 "is left of it, and a number that one client alone sends would be in the sum as it is; leave it out, "
                 "or use random-mask with common = true, whose clients leave out the same numbers"

@@ -76,7 +76,7 @@ def _run_federation(config: Config, folder: OpenRun, *, resume: bool, overwrite:
             if isinstance(error, FedsimError) or registry.is_builtin("engines", name):
                 raise
             raise RunError(
-                f"engine '{name}' raised {error_reason(error)} ({locate_error(error, type(engine))}); mend the engine, "
+                f"engine '{name}' raised {error_reason(error)} ({locate_error(error, type(engine))}); fix the engine, "
                 "and resume the run"
             ) from error
         finally:
@@ -84,7 +84,7 @@ def _run_federation(config: Config, folder: OpenRun, *, resume: bool, overwrite:
         if not _is_finished(config, folder):
             raise RunError(
                 f"engine '{config.federation.engine_table.name}' ended before round {config.federation.rounds} and "
-                "gave no reason; mend the engine, and resume the run"
+                "gave no reason; fix the engine, and resume the run"
             )
 
 

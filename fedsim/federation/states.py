@@ -52,7 +52,7 @@ class TrainingStates:
             content = dict(parse_json(path.read_text(encoding="utf-8")))
             for entry in dict(content.get("states", {})).values():
                 if not isinstance(entry["sha256"], str):
-                    raise ValueError("the hash of a state is no text")
+                    raise ValueError("the hash of a state is not a text")
             return content
         except (OSError, KeyError, ValueError, TypeError, RecursionError) as error:
             raise RunError(f"{path}: is damaged ({error}); remove the folder and train again") from error
@@ -109,13 +109,13 @@ def read_state(path: Path, like: State, model: str, withheld: Collection[str] = 
             another network.
     """
     if path.exists() and not path.is_file():  # reading from a pipe would wait for ever
-        raise ConfigError(f"model.start: {path} is no file; `fedsim train` makes one")
+        raise ConfigError(f"model.start: {path} is not a file; `fedsim train` makes one")
     try:
         content = path.read_bytes()
         tensors = load(content)
     except (OSError, SafetensorError) as error:
         raise ConfigError(
-            f"model.start: {path} is no readable safetensors file ({error}); `fedsim train` makes one"
+            f"model.start: {path} is not a readable safetensors file ({error}); `fedsim train` makes one"
         ) from error
     noted = TrainingStates(path.parent).manifest().get("states", {}).get(path.stem)
     if noted and hashlib.sha256(content).hexdigest() != noted["sha256"]:
@@ -125,11 +125,11 @@ def read_state(path: Path, like: State, model: str, withheld: Collection[str] = 
         if name not in tensors or tensors[name].shape != tensor.shape:
             got = tuple(tensors[name].shape) if name in tensors else "nothing"
             raise ConfigError(
-                f"model.start: {path} is no state of '{model}': expected {name} of shape "
+                f"model.start: {path} is not a state of '{model}': expected {name} of shape "
                 f"{tuple(tensor.shape)}, got {got}; name the model that it was trained with"
             )
     if unknown := sorted(set(tensors) - set(like)):
-        raise ConfigError(f"model.start: {path} is no state of '{model}', which has no {unknown[0]}")
+        raise ConfigError(f"model.start: {path} is not a state of '{model}', which has no {unknown[0]}")
     if broken_names := non_finite_names(tensors):
         raise ConfigError(f"model.start: {path} holds NaN or infinite values in {broken_names[0]}; train it again")
     return {name: tensors[name].to(tensor.dtype) for name, tensor in like.items()}

@@ -67,7 +67,7 @@ def check_titles(tables: Iterable[LabelledTable], noun: str) -> None:
     """Raise ValueError where two tables of a list have the same title."""
     for title, count in Counter(table.title for table in tables).items():
         if count > 1:
-            raise ValueError(f"two {noun} are called '{title}'; give one of them a label of its own")
+            raise ValueError(f"two {noun} are called '{title}'; give one of them a label")
 
 
 def check_list(where: str, chosen: list[int], noun: str) -> None:

@@ -175,7 +175,7 @@ class UpdateRecipes:
             reason = str(answer["error"]["reason"])
             if reason.startswith(DEVICE_FAILED):
                 raise RunError(
-                    f"round {number}, client {client}: {reason} while its update was computed again; mend the cause or "
+                    f"round {number}, client {client}: {reason} while its update was computed again; fix the cause or "
                     "free its memory, and repeat the command, or resume the run"
                 )
             return reason

@@ -146,7 +146,7 @@ class Guarantee:
         if not self.epsilon >= 0 or not 0 <= self.delta < 1:  # NaN is neither
             raise PluginError(
                 f"a guarantee of epsilon = {self.epsilon} at delta = {self.delta} proves nothing, expected an epsilon "
-                "from 0 on and a delta from 0 to below 1; mend the defense's 'guarantee', and return None without proof"
+                "from 0 on and a delta from 0 to below 1; fix the defense's 'guarantee', and return None without proof"
             )
 
 

@@ -89,8 +89,8 @@ def _check_spelling(cls: type[Defense], name: str) -> None:
         )
         if similar or added.startswith("on_"):
             meant = f"did you mean '{similar[0]}'?" if similar else f"known: {', '.join(HOOKS)}"
-            ignored = "hook of a defense and would never be called" if is_method else "attribute that is looked at"
-            raise PluginError(f"{name}: '{added}' is no {ignored}, {meant}")
+            ignored = "a hook of a defense and would never be called" if is_method else "an attribute that is looked at"
+            raise PluginError(f"{name}: '{added}' is not {ignored}, {meant}")
 
 
 def check_order(defenses: Sequence[Defense]) -> None:

@@ -94,7 +94,7 @@ def check_labels(labels: Tensor, count: int, noun: str) -> None:
         if labels.dtype not in INTEGER_DTYPES:
             raise tensor_error("labels", labels, "integers, or of a regression floating point numbers")
         if int(labels.min()) < 0 or int(labels.max()) >= MAX_CLASSES:
-            raise AttackError("the attack claims labels that are no class indices")
+            raise AttackError("the attack claims labels that are not class indices")
     elif not labels.isfinite().all():
         raise AttackError("the attack claims targets that are NaN or infinite")
 

@@ -250,36 +250,35 @@ class Knowledge:
         "a function that builds the architecture whose weights the server broadcasts", str
     )
     loss: Callable[[Tensor, Tensor], Tensor] | None = _fact(
-        "what clients minimise, a function of logits and labels that returns the mean loss", str
+        "the clients' loss, a function of logits and labels that returns the mean", str
     )
     input_shape: tuple[int, ...] | None = _fact(
         "shape of one example, as channel, height and width of an image", list[int], _SIZES
     )
     columns: tuple[int, ...] | None = _fact(
-        "how many features each column of a table became, in their order: 1 is a number, more are the categories of "
-        "one column",
+        "number of features of each column of a table, in order: 1 for a number, more for the categories of one column",
         list[int],
         _SIZES,
     )
     num_classes: int | None = _fact("number of classes", int, (lambda count: count >= 2, "at least 2"))
     value_range: tuple[Sequence[float], Sequence[float]] | None = _fact(
-        "lowest and highest possible value of an input, in the units that the model is fed with: one pair, or one "
-        "value a channel (of a table: a feature)",
+        "lowest and highest possible value of the model's inputs: one pair, or one value per channel (of a table: per "
+        "feature)",
         list[float] | list[list[float]],
         _RANGE,
     )
     input_mean: Sequence[float] | None = _fact(
-        "mean of the inputs in those units, 0 where clients standardise", list[float], (_are_finite, "finite values")
+        "mean of the model's inputs, 0 if clients standardise", list[float], (_are_finite, "finite values")
     )
     input_std: Sequence[float] | None = _fact(
-        "standard deviation of the inputs in those units, 1 where clients standardise", list[float], _SCALES
+        "standard deviation of the model's inputs, 1 if clients standardise", list[float], _SCALES
     )
     learning_rate: float | None = _setting("step size of the clients' local training", float, _POSITIVE, "lr")
     local_epochs: int | None = _setting(
-        "E, passes of a client over its data in one round; 1 where it sends a gradient", int, _COUNT
+        "E, passes of a client over its data in one round; 1 if it sends a gradient", int, _COUNT
     )
     local_steps: int | None = _setting(
-        "T, steps of a client in one round, where it takes a number of them instead of passes; an attack that needs "
+        "T, local steps of a client in one round, if their number is set instead of E; an attack that needs "
         "local_epochs accepts it instead",
         int,
         _COUNT,
@@ -290,20 +289,20 @@ class Knowledge:
     )
     momentum: float | None = _setting("momentum of the clients' SGD", float, _NOT_NEGATIVE)
     weight_decay: float | None = _setting("weight of the L2 penalty in the clients' steps", float, _NOT_NEGATIVE)
-    proximal_mu: float | None = _setting("weight of FedProx's proximal term in their steps", float, _NOT_NEGATIVE)
+    proximal_mu: float | None = _setting("weight of FedProx's proximal term in the clients' loss", float, _NOT_NEGATIVE)
     label_smoothing: float | None = _setting(
-        "share of each label that clients spread over all classes; where it is granted, the loss that an attack is "
-        "handed is that of such labels",
+        "share of each label that clients spread over all classes; if it is granted, the loss of an attack uses such "
+        "labels",
         float,
         (lambda share: 0 <= share < 1, "at least 0, below 1"),
     )
     labels: Tensor | None = _fact(
-        "the victim's labels in ascending order; an attack that cuts them into mini-batches shuffles them",
+        "the victim's labels in ascending order; an attack that splits them into mini-batches shuffles them",
         granted=False,
         victim_data="labels",
     )
     records: Records | None = _fact(
-        "the victim's training records, for an attack that asks where they come from",
+        "the victim's training records, for an attack that infers their source",
         granted=False,
         victim_data="records",
     )
@@ -314,8 +313,8 @@ class Knowledge:
         victim_data="all columns of records but one",
     )
     candidates: Records | None = _fact(
-        "records of which half are training records of the victim's, for an attack that tells which; where the others "
-        f"come from: {' or '.join(NON_MEMBER_SOURCES)}",
+        "candidate records for membership inference, half of them the victim's; source of the others: "
+        f"{' or '.join(NON_MEMBER_SOURCES)}",
         str,
         (
             lambda source: source in NON_MEMBER_SOURCES,
@@ -325,44 +324,44 @@ class Knowledge:
         victim_data="half of the candidate records, but not which half",
     )
     known_candidates: KnownCandidates | None = _fact(
-        "how many further records like the candidates, of which the adversary knows whether they are the victim's, for "
-        "an attack that learns from them; half of them are, and none of them is scored",
+        "number of further candidates with known membership, for supervised membership inference; half of them are the "
+        "victim's, and none is scored",
         int,
         (lambda count: count >= 4 and count % 2 == 0, "an even number, at least 4"),
         granted=False,
         victim_data="some of its training records, known to be such",
     )
     known_rows: KnownRows | None = _fact(
-        "how many of the victim's rows the adversary knows in full, with their ids, for an attack on split learning "
-        "that learns from them; none of them is scored",
+        "number of the victim's rows that the adversary knows in full, with their ids, for an attack on split "
+        "learning; none of them is scored",
         int,
         _COUNT,
         granted=False,
         victim_data="some of its rows",
     )
     auxiliary: Records | None = _fact(
-        "labelled records of the same kind that no client trains on, for an attack that tries models on them",
+        "labelled records of the same kind that no client trains on",
         granted=False,
     )
     property_records: PropertyRecords | None = _fact(
-        "records like the auxiliary ones which say whether they have a property, for an attack that looks for it in "
-        "what clients send; which property: column=category or group=name",
+        "auxiliary records that are labelled by a property, for property inference; the property: column=category or "
+        "group=name",
         str,
-        (lambda name: "=" in name, "column=category, as sex=Female, or group=name"),
+        (lambda name: "=" in name, "column=category, such as sex=Female, or group=name"),
         granted=False,
     )
     private_parts: State | None = _fact(
-        "the parts of the model that stay with the victim, as they were when it began the round",
+        "the parts of the model that stay with the victim, as they were at the start of the round",
         granted=False,
         victim_data="the parts of its model that it never sends",
     )
     noise_covariance: Tensor | None = _fact(
-        "covariance, round by round, of the noise that a trusted server adds, in units of fresh noise: its mechanism's "
+        "covariance over rounds of the noise that a trusted server adds, in units of fresh noise; the mechanism's "
         "matrix is public"
     )
     defenses: Sequence[Defense] | None = _fact(
-        "the defenses of the clients with their settings, for an attack that passes its dummy gradients through them; "
-        "each such attack is then made twice, without them (naive) and with them (adaptive)",
+        "the clients' defenses with their settings; each attack that can use them then runs twice, without them "
+        "(naive) and with them (adaptive)",
         granted=False,
     )
     models: Mapping[int, State] | None = None

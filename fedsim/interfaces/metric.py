@@ -336,7 +336,7 @@ def _make_metric(point: EntryPoint) -> Metric:
         reason = str(error) if isinstance(error, FedsimError) else error_reason(error)
         raise PluginError(f"{where} does not load: {one_line(reason)}") from error
     if not (isinstance(cls, type) and issubclass(cls, Metric)):
-        raise PluginError(f"{where} is no class that derives from fedsim.Metric; correct its entry point")
+        raise PluginError(f"{where} is not a class that derives from fedsim.Metric; correct its entry point")
     try:
         return cls()
     except (FedsimError, TypeError) as error:

@@ -66,11 +66,11 @@ class RowFeatures(Finding):
 
 def _check_ids(ids: object, name: str) -> None:
     if not isinstance(ids, Tensor) or ids.dtype != torch.int64 or ids.ndim != 1 or not len(ids):
-        raise AttackError(f"the attack claims {name} that are no vector of int64 with at least one entry")
+        raise AttackError(f"the attack claims {name} that are not a vector of int64 with at least one entry")
 
 
 def _check_matrix(values: object, count: int, name: str) -> None:
     if not isinstance(values, Tensor) or not values.is_floating_point() or values.ndim != 2 or len(values) != count:
-        raise AttackError(f"the attack claims {name} that are no floats for each of {count} claims")
+        raise AttackError(f"the attack claims {name} that are not floats for each of {count} claims")
     if not values.isfinite().all():
         raise AttackError(f"the attack claims {name} that are NaN or infinite")

@@ -88,7 +88,7 @@ def named_states(update: Update, model: nn.Module, where: str, *, body_alone: bo
     if gradient is None and update.gradient is not None:
         raise _model_mismatch_error(where, "gradients", update.gradient, (shapes,))
     if after is None:
-        content = "weights w_T" if update.gradient is None else "buffers beside the gradient"
+        content = "weights w_T" if update.gradient is None else "buffers sent with the gradient"
         raise _model_mismatch_error(where, content, update.after, returned_orders)
     if update.states_move:
         pseudo_gradient = match_any_names(update.pseudo_gradient, orders)

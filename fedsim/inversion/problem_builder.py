@@ -111,7 +111,7 @@ def _check_num_examples(update: Update, knowledge: Knowledge, where: str) -> Non
     if reason:
         raise AttackError(
             f"{where}: N is {update.num_examples}, and so many examples {reason}; "
-            "if that is no count of examples, say N with [app] num_examples"
+            "if that is not a count of examples, say N with [app] num_examples"
         )
 
 

@@ -45,7 +45,7 @@ def clean_drawing(svg: str, label: str, owner: str) -> str:
         root = ElementTree.fromstring(svg)
     except (ElementTree.ParseError, TypeError, ValueError) as error:
         raise PluginError(
-            f"modalities: what '{owner}' draws is no well-formed SVG ({error}); escape names and text"
+            f"modalities: what '{owner}' draws is not a well-formed SVG ({error}); escape names and text"
         ) from error
     for element in root.iter():
         element.tag = str(element.tag).removeprefix(_NAMESPACE)

@@ -37,7 +37,7 @@ class NaiveAttacks(PitfallRule):
 
     name = "naive-attacks"
     title = "only naive attacks on a defense"
-    reason = "An adversary who knows a defense may get past it where others fail."
+    reason = "An adaptive adversary, who knows the defense, may succeed where others fail."
 
     def find(self, design: EvaluationDesign) -> Symptom | None:
         """Return the defenses where no attack adapts to any of them."""
@@ -74,7 +74,7 @@ class NoPublicPrior(PitfallRule):
 
     name = "no-public-prior"
     title = "no attack on a defense has a prior from public images"
-    reason = "Noise and rounding that stop attacks without such a prior did not stop one with it."
+    reason = "Noise and rounding that stopped attacks without such a prior did not stop attacks with one."
 
     def find(self, design: EvaluationDesign) -> Symptom | None:
         """Return the defenses of images that no inversion with a prior from public data is made on."""
@@ -87,7 +87,7 @@ class NoPublicPrior(PitfallRule):
             "adversary": {"knowledge": {"defenses": True, "auxiliary": True}},
             "attack": [*_list_new_attacks(design, inverted[0][0].attack), {"name": "map"}],
         }
-        return Symptom(detail=f"{names}: no inversion that is made has a prior from public images.", changes=changes)
+        return Symptom(detail=f"{names}: no inversion attack has a prior from public images.", changes=changes)
 
 
 def _invert_images(design: EvaluationDesign, config: Config, attacks: Collection[Attack]) -> bool:
@@ -107,7 +107,7 @@ class PrivateKnowledge(PitfallRule):
 
     name = "private-knowledge"
     title = "knowledge that no server has"
-    reason = "Scores with parts of the victim's data are upper bounds of what messages give away."
+    reason = "With parts of the victim's data, scores are only upper bounds on leakage."
 
     def find(self, design: EvaluationDesign) -> Symptom | None:
         """Return the facts that are private, granted wherever an attack reads them, and needed."""
@@ -131,7 +131,7 @@ class PrivateKnowledge(PitfallRule):
                 if not attack.required_facts & set(users) and attack.builds_on is None:
                     remaining.append(table)
             changes["attack"] = _list_new_attacks(design, remaining) or [_message_attack(attacks)]
-        return Symptom(detail=f"Granted are {'; '.join(parts)}.", changes=changes)
+        return Symptom(detail=f"The adversary is granted {'; '.join(parts)}.", changes=changes)
 
 
 def _titles_of_users(design: EvaluationDesign, fact: str) -> list[str]:
@@ -154,7 +154,7 @@ class GrantedLabels(PitfallRule):
 
     name = "granted-labels"
     title = "labels granted that the attack can infer"
-    reason = "Servers have to infer labels, and where that fails, reconstruction usually does."
+    reason = "Real servers have to infer labels; if this fails, reconstruction usually fails, too."
 
     def find(self, design: EvaluationDesign) -> Symptom | None:
         """Return the attacks that are granted labels and could do without."""
@@ -172,7 +172,7 @@ class AuxiliaryTestData(PitfallRule):
 
     name = "test-as-auxiliary"
     title = "test data used as auxiliary data"
-    reason = "The attack then learns from what its floor is made of."
+    reason = "The attack then learns from the data from which its floor is computed."
     facts = ("auxiliary", "property_records")
 
     def find(self, design: EvaluationDesign) -> Symptom | None:
@@ -209,7 +209,7 @@ class FewVictims(PitfallRule):
 
     name = "few-victims"
     title = "too few victims for a verdict"
-    reason = f"Scores of fewer than {MIN_VICTIMS} victims are beyond the floor by chance too often to conclude."
+    reason = f"Scores of fewer than {MIN_VICTIMS} victims are too often beyond the floor by chance."
 
     def find(self, design: EvaluationDesign) -> Symptom | None:
         """Return the attacks whose first metric needs more victims than there are."""

@@ -29,7 +29,7 @@ class NoAttack(PitfallRule):
 
     name = "no-attack"
     title = "nothing is attacked"
-    reason = "Nothing is then said of what messages give away."
+    reason = "Without an attack, nothing is known about leakage."
 
     def find(self, design: EvaluationDesign) -> Symptom | None:
         """Return whether no attack is named; a sweep without one is refused."""
@@ -46,7 +46,7 @@ class RefusedCells(PitfallRule):
 
     name = "refused-cells"
     title = "refused cells of a sweep"
-    reason = "They are left out, and nothing is compared with them."
+    reason = "They are left out of the comparison."
 
     def find(self, design: EvaluationDesign) -> Symptom | None:
         """Return the cells with the reasons."""
@@ -69,8 +69,8 @@ class NoControl(PitfallRule):
     """A defense without the same attack on clients that have none."""
 
     name = "no-control"
-    title = "no undefended control beside a defense"
-    reason = "Where the attack fails without the defense too, that says nothing of the defense."
+    title = "no undefended control for a defense"
+    reason = "If the attack also fails without the defense, its failure says nothing about the defense."
 
     def find(self, design: EvaluationDesign) -> Symptom | None:
         """Return the defenses of a single experiment; a sweep adds the control itself."""
@@ -113,8 +113,8 @@ class UndefendedRounds(PitfallRule):
     """A defense of some rounds alone, and no attack on the other ones."""
 
     name = "undefended-rounds"
-    title = "rounds without the defense, not attacked"
-    reason = "They may give away what others hide."
+    title = "rounds without the defense are not attacked"
+    reason = "They may reveal what the defended rounds hide."
 
     def find(self, design: EvaluationDesign) -> Symptom | None:
         """Return the defenses with their first round without them, where no cell attacks such a round of theirs."""
@@ -150,7 +150,7 @@ class NoStrength(PitfallRule):
 
     name = "no-strength"
     title = "a defense that hides nothing, such as noise of multiplier 0"
-    reason = "Messages within its limits are those of clients without a defense."
+    reason = "Messages within its limits are sent unchanged."
 
     def find(self, design: EvaluationDesign) -> Symptom | None:
         """Return the defenses that do nothing in all cells that have them."""

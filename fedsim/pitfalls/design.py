@@ -99,7 +99,7 @@ class EvaluationDesign:
     def explain_no_dataset(self, config: Config) -> str:
         """Return why the data set of an experiment cannot be read; empty where it can."""
         result = self._load_dataset(config)
-        return f"{config.data.name} cannot be looked at: {result}." if isinstance(result, FedsimError) else ""
+        return f"{config.data.name} cannot be checked: {result}." if isinstance(result, FedsimError) else ""
 
     def _load_dataset(self, config: Config) -> Dataset | FedsimError:
         key = config.data.model_dump_json()

@@ -67,7 +67,7 @@ def find_pitfalls(design: EvaluationDesign) -> list[Pitfall]:
 def _describe_untried(rule: PitfallRule, untried: Untried) -> Pitfall:
     return Pitfall(
         name=rule.name,
-        title=f"not looked for: {rule.title}",
+        title=f"not checked: {rule.title}",
         detail=untried.why,
         reason=rule.reason,
         counter_experiment="",

@@ -49,7 +49,7 @@ class EqualClients(PitfallRule):
 
     name = "iid-only"
     title = "iid partition only"
-    reason = "Real clients differ, which changes messages, floors and what defenses cost."
+    reason = "Real clients have heterogeneous data, which changes messages, floors and the cost of defenses."
 
     def find(self, design: EvaluationDesign) -> Symptom | None:
         """Return the partition where all clients get the same mixture."""
@@ -76,7 +76,7 @@ class LittleLocalWork(PitfallRule):
 
     name = "one-epoch"
     title = "one local epoch or one step only"
-    reason = "The fewer steps a message sums up, the easier it is to invert."
+    reason = "Updates of fewer steps are easier to invert."
 
     def find(self, design: EvaluationDesign) -> Symptom | None:
         """Return the number of steps or epochs where all clients train for one."""
@@ -100,7 +100,7 @@ class FreshWeights(PitfallRule):
     """No attack but on round 1, whose weights are random."""
 
     name = "fresh-weights"
-    title = "fresh weights only: round 1 alone is attacked"
+    title = "fresh weights only: attacks see round 1 alone"
     reason = (
         "Gradients at random weights mostly tell more than later ones, and less to matching where BatchNorm normalises "
         "by the batch."

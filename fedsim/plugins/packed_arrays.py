@@ -76,7 +76,7 @@ def _begins_with_map(content: bytes) -> bool:
 
 def _read_flax_value(code: int, content: bytes) -> Any:
     if code not in (_FLAX_ARRAY, _FLAX_SCALAR):
-        raise ValueError(f"it holds a MessagePack extension of type {code}, which is no array")
+        raise ValueError(f"it holds a MessagePack extension of type {code}, which is not an array")
     shape, dtype, values = msgpack.unpackb(content, raw=True)
     if dtype == b"bfloat16":  # of which NumPy knows nothing
         return torch.frombuffer(bytearray(values), dtype=torch.bfloat16).reshape(tuple(shape))

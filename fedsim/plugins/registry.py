@@ -171,7 +171,7 @@ def find_groups(name: str, tables: Iterable[str] = ()) -> list[Group]:
             groups = [group for group in _FACTORY_GROUPS if _is_factory(loaded, group)]
         if not groups:
             raise PluginError(
-                f"'{name}' is no plug-in: no class that derives from an interface of fedsim, such as "
+                f"'{name}' is not a plug-in: no class that derives from an interface of fedsim, such as "
                 "fedsim.Attack, nor a function annotated to return a model or a data set"
             )
         return groups
@@ -213,7 +213,7 @@ def find_name(group: Group, cls: type) -> str | None:
 def load(group: Group, name: str) -> Any:
     """Return the class registered as `name`, or the class or function at `module:attribute`.
 
-    An experiment file may come with somebody else's run, so nothing is called that is no plug-in:
+    An experiment file may come with somebody else's run, so nothing is called that is not a plug-in:
     `os:system` is not a model. A function is recognised by its declared return type.
 
     Raises:
@@ -233,7 +233,7 @@ def load(group: Group, name: str) -> Any:
 
         alternative = f", nor a function annotated to return {RETURN_TYPES[group]}"
     raise PluginError(
-        f"{group}: '{name}' is no class with a method '{PLUGIN_METHODS[group]}'{alternative}; name another plug-in"
+        f"{group}: '{name}' is not a class with a method '{PLUGIN_METHODS[group]}'{alternative}; name another plug-in"
     )
 
 

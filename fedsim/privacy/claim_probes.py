@@ -22,14 +22,14 @@ _BATCHES = 400
 
 
 def probe_sampling(audited: AuditedDefense, mechanism: Mechanism) -> ProbeResult:
-    """Compare the sampling that the accountant is told with the batches that training draws."""
-    question = f"examples are sampled independently, with the rate {mechanism.rate:.4g} that the accountant is told"
+    """Compare the sampling that the accountant assumes with the batches that training draws."""
+    question = f"examples are sampled independently, with the rate {mechanism.rate:.4g} that the accountant assumes"
     if mechanism.rate == 1:
         return ProbeResult(question=question, seen="no amplification by sampling is claimed")
     if audited.hook == "on_update":
         return ProbeResult(
             question=question,
-            violation=f"the accountant is told that a rate of {mechanism.rate:.4g} hides whether a client takes part, "
+            violation=f"the accountant assumes that a rate of {mechanism.rate:.4g} hides whether a client takes part, "
             "and whoever gets its updates sees that; declare rate 1",
         )
     sampling = audited.defense.sampling(LOAD.num_examples, LOAD.batch_size)

@@ -244,7 +244,7 @@ _SECRET = (
     "draw it from `context.rng`"
 )
 _SMALL = (
-    "the noise of {where} is {share:.3f} of what the accountant is told: {scale:.4g} times the distance "
+    "the noise of {where} is {share:.3f} of what the accountant assumes: {scale:.4g} times the distance "
     "{distance:.4g} of two neighbours; look for clipping of a batch, noise before clipping, a layer without noise, "
     "shares for more clients than send, more releases than are accounted for, or a smaller multiplier"
 )

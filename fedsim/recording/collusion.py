@@ -100,7 +100,7 @@ class CollusionTranscript(ComputedTranscript):
         if not header.replies:
             return "nobody sent anything"
         if self._recording._sends_controls(number):
-            return "control variates are sent beside the model"
+            return "control variates are sent with the model"
         for group in header.replies:
             known = {reply.client for reply in self._colluders_of(number, group)}
             if unknown := set(group.senders) & set(self._role.colluders) - known:

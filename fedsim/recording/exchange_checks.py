@@ -153,7 +153,7 @@ def _check_shapes(before: State, sent: State, path: Path) -> None:
         if name in before and before[name].shape != tensor.shape:
             raise ConfigError(
                 f"{path}: '{name}' is {_describe_shape(tensor)}, and {_describe_shape(before[name])} was sent to the "
-                "client, so that it is no reply to that; write the tensors of the same model, or give what is packed "
+                "client, so that it is not a reply to it; write the tensors of the same model, or give what is packed "
                 "another name"
             )
 

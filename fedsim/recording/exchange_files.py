@@ -99,14 +99,14 @@ def import_exchange(source: Path, run: Path) -> Transcript:
 
     Raises:
         ConfigError: `source` has no round, or something in it is not of the form above.
-        TranscriptError: a file cannot be read, or holds something beside arrays.
+        TranscriptError: a file cannot be read, or holds something other than arrays.
         TrustError: a file is a pickle; nothing in it was run.
         RunError: `run` cannot be written.
     """
     rounds = _find_rounds(source)
     id_of = _number_clients(rounds)
     if run.exists() and not run.is_dir():
-        raise ConfigError(f"{run}: is no folder; name a run folder that is to be made")
+        raise ConfigError(f"{run}: is not a folder; name a run folder that is to be made")
     if run.exists() and any(run.iterdir()):
         raise ConfigError(f"{run}: is not empty; name a run folder that is to be made")
     names = {} if all(name.isdecimal() for name in id_of) else {number: name for name, number in id_of.items()}
@@ -124,7 +124,7 @@ def import_exchange(source: Path, run: Path) -> Transcript:
 def _find_rounds(source: Path) -> list[_RoundFiles]:
     """Return the files of each round, by round; nothing in a round's folder is passed over."""
     if not source.is_dir():
-        raise ConfigError(f"{source}: is no folder; name the one that holds round-1, round-2 and so on")
+        raise ConfigError(f"{source}: is not a folder; name the one that holds round-1, round-2 and so on")
     rounds = dict[int, _RoundFiles]()
     for folder in sorted(source.iterdir()):
         match = _ROUND_FOLDER.fullmatch(folder.name)
@@ -133,8 +133,8 @@ def _find_rounds(source: Path) -> list[_RoundFiles]:
         if match is None:
             if folder.name.lower().startswith("round"):  # round-0 would be missing in silence
                 raise ConfigError(
-                    f"{folder}: is no round, which are round-1, round-2 and so on, counted from 1; rename the rounds, "
-                    "or remove it"
+                    f"{folder}: is not a round, which are round-1, round-2 and so on, counted from 1; rename the "
+                    "rounds, or remove it"
                 )
             continue
         number = int(match[1])
@@ -162,7 +162,7 @@ def _sort_files(number: int, folder: Path) -> _RoundFiles:
             states, client = files.replies, reply[1]
         else:
             raise ConfigError(
-                f"{path}: is no file of an exchange, which are broadcast, broadcast-CLIENT and client-CLIENT, each "
+                f"{path}: is not a file of an exchange, which are broadcast, broadcast-CLIENT and client-CLIENT, each "
                 f"{', '.join(FORMATS)}, client-CLIENT.json and {_CONFIG}; rename or remove it"
             )
         if client in states:
@@ -362,7 +362,7 @@ def _to_tensor(value: object, what: str) -> Tensor:
         try:
             tensor = torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
         except TypeError as error:
-            raise TranscriptError(f"{what} is of {array.dtype}, which is no array of numbers") from error
+            raise TranscriptError(f"{what} is of {array.dtype}, which is not an array of numbers") from error
     else:
         raise TranscriptError(f"{what} is {_type_of(value)}, no array; write nothing but arrays into this file")
     if tensor.layout is not torch.strided or tensor.dtype not in RECORDABLE:

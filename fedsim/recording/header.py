@@ -311,7 +311,7 @@ def _check_fields(fields: Any) -> None:
     if has_recipe and not all(type(value) in (int, str) for value in fields["recipe"].values()):
         raise ValueError(f"its recipe is {_short_repr(fields['recipe'])}")
     if not all(isinstance(item, str) for item in (*fields["broadcasts"], *fields["failures"].values())):
-        raise ValueError("a hash or a reason is no text")
+        raise ValueError("a hash or a reason is not a text")
     for reply in fields["replies"]:
         _check_reply(reply, len(fields["broadcasts"]))
     answers = [(reply["client"], reply.get("message", 1)) for reply in fields["replies"]]
@@ -336,7 +336,7 @@ def _check_reply(reply: Any, num_broadcasts: int) -> None:
     if reply.get("message", 1) < 1 or reply.get("num_bytes", 0) < 0:
         raise ValueError(f"message and bytes of client {client} are below what can be")
     if not all(type(value) in (int, float) for value in reply["metrics"].values()):
-        raise ValueError(f"a metric of client {client} is no number")
+        raise ValueError(f"a metric of client {client} is not a number")
 
 
 def _check_types(name: str, table: Any, types: Mapping[str, type]) -> None:

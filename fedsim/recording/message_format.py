@@ -212,7 +212,7 @@ class MessageFormat(BaseModel):
         if not controls:
             raise TranscriptError(
                 f"{where}: {sender} sent one record of arrays, in which no name is that of another array with "
-                f"'{self.controls}' before it, as [app] controls says; mend it, name each array with [app] names, or "
+                f"'{self.controls}' before it, as [app] controls says; fix it, name each array with [app] names, or "
                 "leave it out"
             )
         return controls, model
@@ -284,7 +284,7 @@ class MessageFormat(BaseModel):
         if self.prefix and not any(name.startswith(self.prefix) for name in sent_names):
             raise TranscriptError(
                 f"{where}: no tensor has a name that begins with '{self.prefix}', but for instance "
-                f"'{next(iter(sent_names), '')}'; mend [app] prefix"
+                f"'{next(iter(sent_names), '')}'; fix [app] prefix"
             )
         if self.names and len(self.names) != len(sent_names):
             raise TranscriptError(
@@ -296,7 +296,7 @@ class MessageFormat(BaseModel):
         if repeated := [name for name, count in Counter(names).items() if name and count > 1]:
             raise TranscriptError(
                 f"{where}: several of the tensors that were sent are called '{repeated[0]}' in the model, and one of "
-                'them would be read; mend [app] names, with "" for those that are not of the model, or prefix'
+                'them would be read; fix [app] names, with "" for those that are not of the model, or prefix'
             )
         return dict(zip(sent_names, names, strict=True))
 

@@ -60,4 +60,4 @@ def _list_folder(folder: Path) -> list[str]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        raise TranscriptError(f"{folder}: cannot be read ({error.strerror}); mend its permissions") from error
+        raise TranscriptError(f"{folder}: cannot be read ({error.strerror}); fix its permissions") from error

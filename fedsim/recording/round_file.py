@@ -78,7 +78,7 @@ class RoundFile:
         if (update.client, update.message) in self._replies:
             raise RunError(
                 f"round {self._number}: two replies say that they come from client {update.client}; "
-                "give every node a partition-id of its own"
+                "give every node a different partition-id"
             )
         sent = update.payload.arrays()
         if not self._header_space:
@@ -117,7 +117,7 @@ class RoundFile:
         if len(self._broadcast_hashes) > 1:
             reason = "the strategy sends clients different models"
         elif update.message != 1 or update.members or update.records:
-            reason = f"client {update.client} sends more than one update of its own"
+            reason = f"client {update.client} sends more than one update"
         else:
             return
         raise self._recipe_error(reason)

@@ -143,7 +143,7 @@ def parse_tree_state(state: State, where: str) -> TreeModel | None:
     arrays = list(state.values())
     if len(arrays) != 1 or arrays[0].dtype != uint8 or arrays[0].ndim != 1:
         raise TranscriptError(
-            f"{where}: is no model of trees, which is one array of bytes; attack it as what it is, or choose a "
+            f"{where}: is not a model of trees, which is one array of bytes; attack it as what it is, or choose a "
             "recording of FedXgbBagging or FedXgbCyclic"
         )
     content = arrays[0].numpy().tobytes()

@@ -140,7 +140,7 @@ def count_leaves(tree: Tree, model: TreeModel, settings: BoostingSettings, where
         where: its source, for errors.
 
     Raises:
-        AttackError: covers are no multiples of one record's Hessian.
+        AttackError: covers are not multiples of one record's Hessian.
     """
     gradients = settings.gradient_sums(tree)
     share = model.base_score
@@ -165,7 +165,7 @@ def _whole_number(count: float, where: str) -> int:
     number = round(count)
     if abs(count - number) > max(_MAX_FRACTION, 1e-4 * abs(count)):
         raise AttackError(
-            f"{where}: a leaf would hold {count:.4g} records of a kind; covers are no counts where records have "
+            f"{where}: a leaf would hold {count:.4g} records of a kind; covers are not counts where records have "
             "weights, or where sums are noised"
         )
     return number

@@ -200,5 +200,5 @@ def _to_tensor(value: Any, where: str) -> Tensor:
         return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
     except (TypeError, ValueError, RuntimeError) as error:
         raise TranscriptError(
-            f"{where}: holds something beside arrays ({first_line(error)}), a text or a table"
+            f"{where}: holds something other than arrays ({first_line(error)}), a text or a table"
         ) from error

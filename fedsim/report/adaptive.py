@@ -109,16 +109,15 @@ class NaiveAdaptivePair:
             f"{item.count_text}"
         )
         verdict = {
-            HOLDS: "holds: neither the naive nor the adaptive attack is beyond the floor",
-            ONLY_NAIVE: "beats only the adversary who does not know it: the naive attack stays at the floor, the "
+            HOLDS: "the clients' defense holds: neither the naive nor the adaptive attack is beyond the floor",
+            ONLY_NAIVE: "the clients' defense beats only the naive attack: it stays at the floor, and the "
             "adaptive one leaks",
-            FAILS: f"does not hold: {self._leaking_attacks}",
-            NOT_CONCLUDED: f"is worth is not concluded: {self._open_question}",
+            FAILS: f"the clients' defense does not hold: {self._leaking_attacks}",
+            NOT_CONCLUDED: f"nothing is concluded about the clients' defense: {self._open_question}",
         }[self.outcome]
         differences = self.differences
-        no_effect = "; knowing the defense changes nothing" if differences and not any(differences) else ""
-        subject = "what the clients' defense" if self.outcome == NOT_CONCLUDED else "the clients' defense"
-        return f"Against {item.attack}, by {name}, {subject} {verdict}; {scores}{no_effect}."
+        no_effect = "; knowing the defense has no effect" if differences and not any(differences) else ""
+        return f"Against {item.attack}, by {name}, {verdict}; {scores}{no_effect}."
 
     @property
     def _leaking_attacks(self) -> str:
@@ -135,16 +134,16 @@ class NaiveAdaptivePair:
             return self._why_not_at_floor
         if not self.was_tried and not differ_beyond_rounding(self.naive.summary.values, self.adaptive.summary.values):
             return (
-                "the adaptive attack found what the naive one did, so that nobody tried to get past the defense (what "
-                "an adversary makes of it is its adversary_view)"
+                "the adaptive attack has the results of the naive one, so that no adaptive attack was tried (the "
+                "defense's adversary_view defines what an adaptive adversary does)"
             )
         if self.control is None:
             return (
-                "neither attack is beyond the floor, and nothing shows that it would be without the defense; attack "
-                "clients without one as well, such as in a sweep with defense = [[], [...]]"
+                "neither attack is beyond the floor, but it is unknown whether it is without the defense; also attack "
+                "clients without a defense, such as in a sweep with defense = [[], [...]]"
             )
         if self.control.verdict != LEAKS:
-            return "without the defense the same attack does not leak either, so that it says nothing of the defense"
+            return "the same attack does not leak without the defense either, so that it says nothing about the defense"
         return ""
 
     @property
@@ -153,7 +152,7 @@ class NaiveAdaptivePair:
             side.summary.count if side.summary.unit == "victim" else 1 for side in (self.naive, self.adaptive)
         ]
         if max(num_victims) < MIN_VICTIMS:
-            return f"from fewer than {MIN_VICTIMS} victims nothing is concluded"
+            return f"fewer than {MIN_VICTIMS} victims are too few"
         if self.naive.summary.num_missing or self.adaptive.summary.num_missing:
             return "some victims have no score, and may be those that leak"
         if not are_independent(self.naive.summary.metric):
@@ -312,10 +311,10 @@ def _remarks_on_naive_attacks(readings: Sequence[ScoreReading], *, granted: bool
         return []
     names = join_titles(list(unpaired))
     if granted:
-        return [f"Made by the naive adversary alone, because they read no defenses: {names}."]
+        return [f"Only naive attacks ran, because these attacks do not use knowledge of defenses: {names}."]
     if paired:
-        return [f"Made by the naive adversary alone: {names}."]
+        return [f"Only the naive attack ran for: {names}."]
     return [
-        "The clients defend themselves, and only naive attacks were made: the adversary is not granted the defenses "
-        "([adversary.knowledge] defenses = true), so nothing is said of one who knows them."
+        "The clients have a defense, but only naive attacks ran: the adversary is not granted the defenses "
+        "([adversary.knowledge] defenses = true). An adaptive adversary may recover more."
     ]

@@ -95,9 +95,7 @@ def _judge_attack(outcomes: Sequence[DefenseOutcome]) -> AttackOutcome:
     if weaker and word in (NOTHING, WEAKENS, NOT_CONCLUDED) and not _is_weaker_beyond_chance(weaker, leaking):
         titles = enumerate_words([describe_metric(item.metric).title for item in weaker])
         word = NOT_CONCLUDED
-        reason = (
-            f"less leaks by {titles}, as happens by chance where several metrics are compared; add seeds or victims"
-        )
+        reason = f"leakage is lower by {titles}, but with several metrics this may be chance; add seeds or victims"
     elif weaker and word in (NOTHING, WEAKENS, NOT_CONCLUDED):
         word = WEAKENS
         less_by = [describe_metric(item.metric).title for item in weaker]
@@ -105,7 +103,7 @@ def _judge_attack(outcomes: Sequence[DefenseOutcome]) -> AttackOutcome:
         if still_by:
             reason = _describe_metrics(less_by, still_by)
         elif worst.word != WEAKENS:
-            reason = "less leaks than without it; whether it still leaks by another metric is open"
+            reason = "leakage is lower than without it; whether it still leaks by another metric is open"
         # The means that are shown are those of a metric that tells both, where there is one.
         worst = next((item for item in weaker if item.leaks_with_defense), worst if worst in weaker else weaker[0])
     return AttackOutcome(
@@ -130,7 +128,7 @@ def _is_weaker_beyond_chance(weaker: Sequence[DefenseOutcome], leaking: Sequence
 
 def _describe_metrics(less_by: Sequence[str], still_by: Sequence[str], most: int = _MOST_METRICS) -> str:
     """Say by which metrics less leaks, and by which there still is a leak; name at most so many."""
-    text = f"less leaks by {_enumerate_metrics(less_by, most)}"
+    text = f"leakage is lower by {_enumerate_metrics(less_by, most)}"
     if not still_by:
         return text
     text += ", but it still leaks"

@@ -284,7 +284,7 @@ def _judge(comparison: _AttackWithAndWithout, difference: PairedDifference | Non
     if control.reading.verdict != LEAKS:
         if comparison.leaks:
             word = NOTHING if difference.is_more or difference.falls_by_at_most(0.0) else NOT_CONCLUDED
-            return word, "it leaks with the defense; without it no leak is shown"
+            return word, "the attack leaks with the defense, but is not shown to leak without it"
         return NOT_CONCLUDED, _why_control_says_nothing(control.reading)
     # The adversary who knows the defense.
     if naive is not None and adaptive is not None:
@@ -299,11 +299,12 @@ def _judge(comparison: _AttackWithAndWithout, difference: PairedDifference | Non
             num_victims = min(naive.reading.summary.count, adaptive.reading.summary.count)
             unseen = 100 * find_largest_unseen(num_victims)
             return HOLDS, (
-                "without the defense it leaks, and with it neither adversary gets beyond the guess; "
+                "without the defense the attack leaks; with it, neither the naive nor the adaptive attack is beyond "
+                "the guess; "
                 f"{number_of(num_victims, 'victim')} do not exclude that up to {unseen:.0f} % of others are exposed"
             )
         if pair.outcome == ONLY_NAIVE:
-            return ONLY_NAIVE, "an adversary who knows the defense gets beyond the guess"
+            return ONLY_NAIVE, "the adaptive attack is beyond the guess"
     return _judge_difference(comparison, control, difference)
 
 
@@ -315,8 +316,8 @@ def _judge_difference(
         return NOT_CONCLUDED, f"the difference of {number_of(difference.count, 'pair')} has no interval"
     if difference.is_less and comparison.adaptive is None:
         return NOT_CONCLUDED, (
-            "less leaks, but only the naive attack was made; grant defenses = true in [adversary.knowledge], or choose "
-            "an attack that reads them"
+            "leakage is lower, but only the naive attack ran; grant defenses = true in [adversary.knowledge], or "
+            "choose an attack that uses them"
         )
     if difference.is_less:
         return WEAKENS, _why_it_does_not_hold(comparison, difference.num_victims)
@@ -325,7 +326,7 @@ def _judge_difference(
     lowest = comparison.subtract_control({**comparison.strongest.values, **guesses}, control)
     assert lowest is not None
     if comparison.leaks and lowest.is_more:
-        return NOTHING, "more leaks than without it"
+        return NOTHING, "leakage is higher than without it"
     margin = min(find_margin(comparison.metric), _MARGIN_OF_GAIN * control.reading.summary.gain)
     if comparison.leaks and lowest.falls_by_at_most(margin):
         return NOTHING, _explain_equality(comparison.metric, difference, margin)
@@ -346,17 +347,17 @@ def find_margin(metric: str) -> float:
 
 def _explain_equality(metric: str, difference: PairedDifference, margin: float) -> str:
     if difference.is_equal:
-        return "as much leaks as without it"
+        return "leakage is the same as without it"
     unit = describe_metric(metric).unit
     shown_margin = f"at most {f'{margin:.2g} {unit}'.rstrip()}" if margin else "no"
-    return f"{shown_margin} less leaks than without it"
+    return f"leakage is {shown_margin} lower than without it"
 
 
 def _explain_uncertainty(difference: PairedDifference) -> str:
     """Say that a difference may be none or a large one, and what tells more."""
     pairs = f"{number_of(difference.count, 'pair')} in {number_of(difference.num_seeds, 'seed')}"
     remedy = "add seeds" if difference.num_seeds < MIN_SEEDS else "add seeds or victims"
-    return f"{pairs} are too few to tell whether less leaks than without the defense; {remedy}"
+    return f"{pairs} are too few to tell whether leakage is lower than without the defense; {remedy}"
 
 
 def _why_control_says_nothing(control: ScoreReading) -> str:
@@ -367,21 +368,20 @@ def _why_control_says_nothing(control: ScoreReading) -> str:
 
 def _why_it_does_not_hold(comparison: _AttackWithAndWithout, num_victims: int) -> str:
     if comparison.leaks:
-        return "less leaks than without it, but it still leaks"
+        return "leakage is lower than without it, but it still leaks"
     if comparison.open_question:
-        return f"less leaks than without it in the attacked rounds, but {comparison.open_question}"
+        return f"leakage is lower than without it in the attacked rounds, but {comparison.open_question}"
     if comparison.exposed:
         return (
-            "less leaks than without it, but of "
-            f"{comparison.exposed} at least half as much as an attack gets on average without it"
+            "leakage is lower than without it, but for "
+            f"{comparison.exposed} it is at least half of what an attack gets on average without it"
         )
     if num_victims < MIN_VICTIMS:
-        return (
-            f"less leaks than without it, but only {number_of(num_victims, 'victim')} were attacked with it and without"
-        )
+        victims = number_of(num_victims, "victim")
+        return f"leakage is lower than without it, but only {victims} were attacked with it and without"
     if all(at_floor(side.reading.summary) for side in comparison.sides):
         return (
-            "less leaks than without it, but the attack made no use of knowing the defense, so that nobody tried to "
-            "get past it"
+            "leakage is lower than without it, but the attack did not use its knowledge of the defense, so that no "
+            "adaptive attack was tried"
         )
-    return "less leaks than without it; whether it still leaks is open"
+    return "leakage is lower than without it; whether it still leaks is open"

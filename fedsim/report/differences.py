@@ -188,7 +188,7 @@ def _unshared_metrics(base: Rows, other: Rows) -> list[str]:
         unshared = base_metrics.keys() ^ other_metrics.keys()
         if unshared:
             names = join_titles(sorted((base_metrics | other_metrics)[metric] for metric in unshared))
-            sentences.append(f"{base_name} has scores by {names} in one of the two runs only.")
+            sentences.append(f"{base_name} has scores by {names} in only one of the two runs.")
     return sorted(sentences)
 
 

@@ -63,4 +63,4 @@ def _describe_others(cells: Sequence[Row], asked: Sequence[Row], scored: Set[str
     for attack, lacking in _group_by_attack(cells).items():
         counts.append(f"{attack} in {len(lacking)} of {len(by_attack[attack])}")
     why = enumerate_words(list(dict.fromkeys(states)))
-    return f"The answer lacks results of cells ({why}): {enumerate_words(counts)}."
+    return f"Results of some cells are missing ({why}): {enumerate_words(counts)}."

@@ -105,7 +105,7 @@ def _readings_by_verdict(attacks: Sequence[ScoreReading]) -> list[list[ScoreRead
 
 
 def _sentences(claims: Iterable[Sequence[ScoreReading]]) -> list[str]:
-    """Write sentences of the form: By METRICS, ATTACKS leak.
+    """Write sentences of the form: By METRICS, ATTACKS find a leak.
 
     Args:
         claims: readings of one attack and verdict each; attacks with equal metrics and verdicts share a sentence.
@@ -118,18 +118,18 @@ def _sentences(claims: Iterable[Sequence[ScoreReading]]) -> list[str]:
 
 
 _CLAIMS = {
-    LEAKS: ("leaks", "leak"),
+    LEAKS: ("finds a leak", "find a leak"),
     BEYOND: (f"is {BEYOND}", f"are {BEYOND}"),
     UNDECIDED: (f"is {UNDECIDED}", f"are {UNDECIDED}"),
     GUESSING: (f"is {GUESSING}", f"are {GUESSING}"),
     NOT_BEYOND: (f"is {NOT_BEYOND}", f"are {NOT_BEYOND}"),
-    LESS_THAN_PUBLIC: (f"tells {LESS_THAN_PUBLIC}", f"tell {LESS_THAN_PUBLIC}"),
+    LESS_THAN_PUBLIC: (f"reveals {LESS_THAN_PUBLIC}", f"reveal {LESS_THAN_PUBLIC}"),
 }
 """What a sentence says of one attack, and of several, by verdict."""
 
 
 def _claim(titles: Sequence[str], verdict: str) -> str:
-    """Return `sme and spear-ica leak`."""
+    """Return `sme and spear-ica find a leak`."""
     return f"{_enumerate_attacks(titles)} {_CLAIMS[verdict][len(titles) > 1]}"
 
 
@@ -146,7 +146,7 @@ def describe_attacked(rows: Sequence[Mapping[str, str]], num_rounds: int) -> str
         num_rounds: how many rounds were recorded.
 
     >>> describe_attacked([{"victim": "0", "round": "1"}, {"victim": "4", "round": "1"}], 8)
-    'Attacked were the messages of clients 0 and 4 in round 1 of 8.'
+    'The attacks used the messages of clients 0 and 4 in round 1 of 8.'
     """
     victims = sorted({int(row["victim"]) for row in rows})
     rounds = list(dict.fromkeys(row["round"] for row in sorted(rows, key=lambda row: _split_rounds(row["round"]))))
@@ -157,7 +157,7 @@ def describe_attacked(rows: Sequence[Mapping[str, str]], num_rounds: int) -> str
     when = f"{len(rounds)} rounds" if len(rounds) > _MAX_LISTED else f"rounds {enumerate_words(rounds)}"
     whose = f"client {names[0]}" if len(names) == 1 else whose
     when = f"round {rounds[0]}" if len(rounds) == 1 and rounds[0].isdigit() else when
-    return f"Attacked were the messages of {whose} in {when} of {num_rounds}."
+    return f"The attacks used the messages of {whose} in {when} of {num_rounds}."
 
 
 def _split_rounds(text: str) -> list[int]:
@@ -236,7 +236,7 @@ def describe_accuracy(
         return sentence
     if reported is not None:
         return describe_reported_accuracy(reported)
-    return "How accurate the model is, the recording does not say; see the app's own evaluation, if it has one."
+    return "The recording does not show the accuracy of the model; see the app's own evaluation, if it has one."
 
 
 def describe_reported_accuracy(reported: ReportedAccuracy) -> str:
@@ -244,7 +244,7 @@ def describe_reported_accuracy(reported: ReportedAccuracy) -> str:
 
     >>> from fedsim.recording.reported_accuracy import ReportedAccuracy
     >>> describe_reported_accuracy(ReportedAccuracy(accuracy=0.5, clients=7, examples=42, round=3))
-    "By what 7 clients reported in round 3, the model's accuracy on their 42 examples is 50.0%."
+    "As 7 clients reported in round 3, the model's accuracy on their 42 examples is 50.0%."
     """
     when = f" in round {reported.round}" if reported.round else ""
     whose = "its" if reported.clients == 1 else "their"
@@ -252,7 +252,7 @@ def describe_reported_accuracy(reported: ReportedAccuracy) -> str:
     if not reported.examples and reported.clients > 1:
         held += ", on average over clients,"
     clients = number_of(reported.clients, "client")
-    sentence = f"By what {clients} reported{when}, the model's accuracy on {held} is {reported.accuracy:.1%}."
+    sentence = f"As {clients} reported{when}, the model's accuracy on {held} is {reported.accuracy:.1%}."
     return f"{sentence} {reported.remark}".rstrip()
 
 

@@ -19,8 +19,8 @@ from fedsim.report.verdicts import BEYOND, LEAKS, MIN_VICTIMS, NOT_BEYOND, UNDEC
 RUN, SWEEP = "RUN", "SWEEP"
 """Names of the folder in the commands of a page, which may have been moved."""
 CERTAINTY = (
-    "Where messages say nothing, each single claim of a leak, by one attack and one metric, would be made in at most "
-    "5 % of cases; that one of several is made by chance is likelier."
+    "If messages revealed nothing, each single claim of a leak (one attack, one metric) would be made in at most 5 % "
+    "of cases; a false claim among several is more likely."
 )
 """How sure the verdict `leaks` is."""
 _KNOW_DEFENSES = "adversary.knowledge.defenses=true"
@@ -157,7 +157,7 @@ def suggest_after_audit(run: AuditedRun) -> list[NextStep]:
     steps = []
     if run.learning_changes:
         command = f"{run.run_command} --set {run.learning_changes} --out {run.name_copy('longer')}"
-        steps.append(NextStep(aim="Let the model learn first", command=command))
+        steps.append(NextStep(aim="Train until the model learns", command=command))
     if LEAKS in verdicts:
         return steps + _steps_to_defense(run)
     if verdicts & {UNDECIDED, BEYOND, NOT_BEYOND}:
@@ -168,29 +168,29 @@ def suggest_after_audit(run: AuditedRun) -> list[NextStep]:
 def _steps_to_scores(run: AuditedRun) -> list[NextStep]:
     """Return what to do where no attack has a verdict."""
     if run.has_failures:
-        aim = "Mend what made the attacks fail (log.txt says more), then"
+        aim = "Fix what made the attacks fail (see log.txt), then"
         return [NextStep(aim=aim, command=run.attack_command)]
     if run.has_experiment:
-        return [NextStep(aim="Look for what keeps the attacks from a verdict", command=f"fedsim inspect {run.folder}")]
-    aim = "Name what the clients held in [truth], by the names that fedsim inspect gives, then"
+        return [NextStep(aim="Find out why the attacks have no verdict", command=f"fedsim inspect {run.folder}")]
+    aim = "Name the clients' data in [truth], under the ids that fedsim inspect prints, then"
     return [NextStep(aim=aim, command=run.attack_command)]
 
 
 def _steps_to_defense(run: AuditedRun) -> list[NextStep]:
     """Return what to do about a leak."""
-    dossier = NextStep(aim="Put the leak on record", command=f"fedsim dossier {shlex.quote(run.folder)}")
+    dossier = NextStep(aim="Document the leak in a dossier", command=f"fedsim dossier {shlex.quote(run.folder)}")
     if not run.has_experiment:
         aim = "Let clients defend themselves with one of these (docs/how-to/choose-a-defense.md), record, attack again"
         return [NextStep(aim=aim, command="fedsim list defenses"), dossier]
     if run.has_defense:
-        aim = "The defense of the clients does not stop it; choose a stronger setting, or another one of these"
+        aim = "The clients' defense does not stop the attack; choose a stronger setting or another defense"
         return [NextStep(aim=aim, command="fedsim list defenses"), dossier]
     copy = run.name_copy("defended")
     command = f"{run.run_command} --set {_EXAMPLE_DEFENSE} --set {_KNOW_DEFENSES} --out {copy}"
     return [
-        NextStep(aim="Try a defense (fedsim list defenses names others)", command=command),
+        NextStep(aim="Try a defense (fedsim list defenses lists others)", command=command),
         NextStep(
-            aim="Then see what it stops, and at which accuracy",
+            aim="Then compare leakage and accuracy",
             command=f"fedsim compare {shlex.quote(run.folder)} {copy}",
         ),
     ]
@@ -202,7 +202,7 @@ def _steps_to_conclusion(run: AuditedRun) -> list[NextStep]:
     steps = []
     if most < run.num_recorded:
         command = f"{run.attack_command} --set {_ALL_VICTIMS}"
-        steps.append(NextStep(aim="Attack all clients that were recorded", command=command))
+        steps.append(NextStep(aim="Attack all recorded clients", command=command))
     elif run.has_experiment and (most < MIN_VICTIMS or not run.can_tune):
         num_clients = 2 * max(MIN_VICTIMS, run.num_recorded)
         changes = f"--set federation.clients={num_clients} --set {_ALL_VICTIMS}"
@@ -212,7 +212,7 @@ def _steps_to_conclusion(run: AuditedRun) -> list[NextStep]:
         steps.append(NextStep(aim=f"Record at least {MIN_VICTIMS} clients, then", command=run.attack_command))
     if run.can_tune:
         command = f"fedsim tune {shlex.quote(run.folder)}"
-        steps.append(NextStep(aim="Look for settings that suit the attacks, on public data", command=command))
+        steps.append(NextStep(aim="Tune the attacks on public data", command=command))
     elif not run.has_experiment and not steps:
         steps.append(NextStep(aim="Give the attacks more iterations in the file, then", command=run.attack_command))
     return steps
@@ -225,10 +225,10 @@ def _steps_to_trust(run: AuditedRun) -> list[NextStep]:
     steps = []
     if run.has_defense and not knows_defenses:
         command = f"{run.attack_command} --set {_KNOW_DEFENSES}"
-        steps.append(NextStep(aim="Attack as an adversary who knows the defense", command=command))
+        steps.append(NextStep(aim="Attack as an adaptive adversary, who knows the defense", command=command))
     elif run.can_tune:
-        steps.append(NextStep(aim="Try stronger attacks, with settings that suit", command=f"fedsim tune {folder}"))
-    steps.append(NextStep(aim="Say what was shown and what was not", command=f"fedsim dossier {folder}"))
+        steps.append(NextStep(aim="Try stronger attacks, with tuned settings", command=f"fedsim tune {folder}"))
+    steps.append(NextStep(aim="Document what was shown and what was not", command=f"fedsim dossier {folder}"))
     return steps
 
 
@@ -253,32 +253,34 @@ def suggest_after_sweep(
         return []
     if is_app and "--app" not in command:
         command += " --app APP"
-    dossier = NextStep(aim="Put the answer on record", command=f"fedsim dossier {shlex.quote(folder)}")
+    dossier = NextStep(aim="Document the result in a dossier", command=f"fedsim dossier {shlex.quote(folder)}")
     defended = [row for row in answer.rows if row.defended]
     if not defended:
         if not any(row.leaking for row in answer.rows):
             return [NextStep(aim="Attack all clients", command=f"{command} --set {_ALL_VICTIMS}"), dossier]
-        aim = "Add an axis `defense` to the file, with some of these, and run it again"
+        aim = "Add an axis `defense` to the file, with some of these defenses, and run it again"
         return [NextStep(aim=aim, command="fedsim list defenses"), dossier]
     steps = []
     if not any(outcome.leaks_on_any_side for row in defended for outcome in row.outcomes):
         one_epoch = "" if is_app else " --set training.local_epochs=1"
         with_setting = f"{command}{one_epoch} --set {_ALL_VICTIMS}"
-        return [NextStep(aim="Make the attack leak without a defense first", command=with_setting)]
+        return [
+            NextStep(aim="First find a setting in which an attack succeeds without a defense", command=with_setting)
+        ]
     if any(outcome.needs_seeds for row in defended for outcome in row.outcomes):
-        steps.append(NextStep(aim="Add seeds, for these are too few", command=_add_seeds(command, answer.seeds)))
+        steps.append(NextStep(aim="Add seeds, because these are too few", command=_add_seeds(command, answer.seeds)))
     if not knows_defenses and not is_app:  # what acts beside an app cannot be granted yet
         with_setting = f"{command} --set {_KNOW_DEFENSES}"
-        steps.append(NextStep(aim="Attack as adversaries who know the defenses", command=with_setting))
+        steps.append(NextStep(aim="Attack as adaptive adversaries, who know the defenses", command=with_setting))
     holding = [row.name for row in defended if row.verdict == HOLDS]
     if holding:
         aim = f"Before you rely on {enumerate_words(holding[:3])}, add another attack to the file, and run it again"
         steps.append(NextStep(aim=aim, command=command))
     elif all(row.verdict == NOT_CONCLUDED for row in defended):
         with_setting = f"{command} --set {_ALL_VICTIMS}"
-        steps.append(NextStep(aim="Attack all clients, for nothing is concluded", command=with_setting))
+        steps.append(NextStep(aim="Attack all clients, because nothing is concluded yet", command=with_setting))
     else:
-        aim = "No defense holds; put stronger settings, or others of these, on the axis `defense`, and run it again"
+        aim = "No defense holds; put stronger settings or other defenses on the axis `defense`, and run it again"
         steps.append(NextStep(aim=aim, command="fedsim list defenses"))
     return [*steps, dossier]
 

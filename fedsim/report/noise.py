@@ -72,8 +72,8 @@ def explain_noise(findings: Sequence[FindingView]) -> str:
     roughness = fmean(finding.roughness for finding in noisy)
     remedies = _remedies(noisy[0].about)
     return (
-        f"It explains the message (L_sim {distance:.2g}), and what it claims looks like noise, {roughness:.1f} times "
-        f"as rough as public images. So its settings may not suit this network and data; try {remedies}."
+        f"It matches the message (L_sim {distance:.2g}), but its claims look like noise, {roughness:.1f} times "
+        f"as rough as public images. So its settings may not fit this network and data; try {remedies}."
     )
 
 
@@ -92,7 +92,7 @@ def _remedies(about: Mapping[str, Any]) -> str:
     """Return what to try, of the settings that the attack has."""
     settings, remedies = about["settings"], []
     if not about.get("tuned"):
-        remedies.append("fedsim tune, which chooses them on public data")
+        remedies.append("fedsim tune, which chooses settings on public data")
     if settings.get("signed") is False:
         remedies.append("step_size = 0.1 with signed = true")
     if "tv_weight" in settings:

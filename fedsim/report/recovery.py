@@ -16,9 +16,9 @@ _RARE_MATCHES = 0.1
 _NEGLIGIBLE_SHARE = 0.1
 """Largest share of exact or recognisable examples that chance may have given without being named."""
 _RECOVERED_HOW = {
-    "exact": "got back {} exactly",
-    "recovered": "got back {} so well that they can be recognised",
-    "identified": "told {} apart from those of others",
+    "exact": "recovered {} exactly",
+    "recovered": "recovered {} recognisably",
+    "identified": "identified {} among examples of others",
 }
 """What was done with examples, by the metric that says so, the best first."""
 
@@ -57,7 +57,7 @@ class _Recovery:
     def chance_text(self) -> str:
         """Return how many chance gives, in a clause; empty where that goes without saying."""
         if self.says_chance or self.chance >= max(_RARE_MATCHES, _NEGLIGIBLE_SHARE * self.matches):
-            return f", where chance gives {_say_expected(self.chance)}"
+            return f", where chance would give {_say_expected(self.chance)}"
         return ""
 
 
@@ -94,7 +94,7 @@ def describe_recovery(readings: Sequence[ScoreReading], plural: str, *, are_text
 def _find_recoveries(readings: Sequence[ScoreReading], *, are_texts: bool) -> list[_Recovery]:
     """Return for each metric, the best first, what the attack got back that got back most."""
     recoveries = []
-    for metric, how in (_RECOVERED_HOW | ({"recovered": "got back {} word for word"} if are_texts else {})).items():
+    for metric, how in (_RECOVERED_HOW | ({"recovered": "recovered {} word for word"} if are_texts else {})).items():
         of_metric = []
         for reading in readings:
             item = reading.summary

@@ -63,7 +63,7 @@ def run_facts(run: ReportedRun) -> dict[str, str]:
         "Defenses": "" if config.defense else "none",
         "Settings that defend": "",
         "Secure aggregation": _secure_aggregation(config.secure_aggregation),
-        "Privacy of whole clients": _federation_privacy(run, experiment),
+        "Client-level privacy": _federation_privacy(run, experiment),
         "Seed, engine": f"{federation.seed}, {federation.engine_table.name}",
     }
     # What follows is known only where the data set is there.
@@ -80,7 +80,7 @@ def run_facts(run: ReportedRun) -> dict[str, str]:
         facts["Settings that defend"] = free_settings(experiment)
         facts["Model"] += f": {group_digits(sum(p.numel() for p in experiment.model.parameters()))} parameters"
     except FedsimError as error:
-        run.notes.append(f"Not everything about this run can be told: {error}.")
+        run.notes.append(f"Some facts about this run are unknown: {error}.")
         run.failures.append(str(error))
     return facts
 
@@ -136,7 +136,7 @@ def _federation_privacy(run: ReportedRun, experiment: Experiment) -> str:
             return ""
         spending = spending_by_client(read_ledger(run.folder), privacy.name)
     except FedsimError as error:
-        run.notes.append(f"What the federation promises its clients cannot be told: {error}.")
+        run.notes.append(f"The guarantee of the federation is unknown: {error}.")
         return ""
     spent = f"; {describe_spending(spending)}" if spending else ""
     exceptions = "".join(f"; it does not hold against {who}" for who in name_excepted_colluders(run, privacy))
@@ -181,7 +181,7 @@ def recorded_facts(recording: Recording) -> dict[str, str]:
     words = {"weights": "weights", "gradient": "gradients", "delta": "deltas"}
     kinds_sent = {words[reply.kind] for header in headers for reply in header.replies}
     return {
-        "Origin": "a recording without an experiment file, or with one that is not used, as of another Flower app",
+        "Origin": "a recording without an experiment file that is used, such as that of another Flower app",
         "Federation": f"{len(clients)} recorded clients, {len(headers)} readable rounds",
         "Model": f"{group_digits(recording.num_values)} values in each message" if recording.num_values else "",
         "Clients sent": " and ".join(sorted(kinds_sent, reverse=True)),
@@ -205,12 +205,12 @@ def _app_facts(run: ReportedRun) -> dict[str, str]:
             "Origin": "a Flower app, run by fedsim over clients in one process",
             "Flower app": f"{app['name']}, {federation['clients']} clients, flwr {app['flwr']}",
             "Settings of the app": settings,
-            "Defenses": ", ".join(map(_plugin_with_settings, defenses)) or "none, but for what the app does itself",
+            "Defenses": ", ".join(map(_plugin_with_settings, defenses)) or "none, except for those of the app itself",
             "Secure aggregation": _secure_aggregation(sums),
             "Seed": str(federation["seed"]),
         }
     except (FedsimError, KeyError, TypeError, ValueError) as error:
-        run.notes.append(f"How the app was run cannot be told: {run.folder.app} is damaged ({first_line(error)}).")
+        run.notes.append(f"It is unknown how the app was run: {run.folder.app} is damaged ({first_line(error)}).")
         return {}
 
 
@@ -237,7 +237,7 @@ def defense_promises(run: ReportedRun) -> list[str]:
             sentences.append(f"{_plugin_with_settings(table)}: {promise}")
         return sentences
     except FedsimError as error:
-        run.notes.append(f"Not everything about the defenses can be told: {error}.")
+        run.notes.append(f"Some facts about the defenses are unknown: {error}.")
         return [_plugin_with_settings(table) for table in tables]
 
 
@@ -261,14 +261,14 @@ def _app_promises(run: ReportedRun) -> list[str]:
         for table, defense, label in list_app_defenses(run):
             clients = spending_by_client(rows, label)
             proved = prove_by_messages(defense, largest_spender(clients).rounds) if clients else None
-            promise = "nothing is proved of it by the number of messages alone"
+            promise = "the number of messages alone gives no guarantee"
             if proved is not None:
                 spending = describe_spending(clients, victims)
-                promise = f"{spending}; {proved.neighbours}; {proved.accountant}; {IN_CLEAR} in clear"
+                promise = f"{spending}; {proved.neighbours}; {proved.accountant}; {IN_CLEAR} in the clear"
             sentences.append(f"{_plugin_with_settings(table)}: {promise}")
         return sentences
     except (FedsimError, ValueError, TypeError) as error:
-        run.notes.append(f"Not everything about the defenses can be told: {first_line(error)}.")
+        run.notes.append(f"Some facts about the defenses are unknown: {first_line(error)}.")
         return []
 
 
@@ -285,7 +285,7 @@ def missing_updates_text(recording: Recording) -> str:
     more_clients = f", and {num_others} more clients" if num_others > 0 else ""
     return (
         f"In {rounds} of {len(recording.headers)} rounds clients sent nothing, because they were late, failed "
-        f"or chose silence: {', '.join(most_often)}{more_clients}."
+        f"or withheld their update: {', '.join(most_often)}{more_clients}."
     )
 
 
@@ -301,7 +301,7 @@ def _promise(
         return NO_GUARANTEE
     privacy = f"ε = {proved.epsilon:.3g}, δ = {proved.delta:g} after {format_rounds(rounds)}"
     privacy = describe_spending(clients, victims) if clients else privacy
-    return f"{privacy}; {proved.neighbours}; {proved.accountant}; N and metrics in clear"
+    return f"{privacy}; {proved.neighbours}; {proved.accountant}; N and metrics in the clear"
 
 
 def prove_guarantee(
@@ -344,4 +344,4 @@ def _promise_without_data(experiment: Experiment, defense: Defense) -> str:
         overrides(defense, "guarantee")
         and state_guarantee(defense.of_client(participation), [participation]) is not None
     )
-    return f"{defense.promise}; how much depends on what clients hold" if proved else NO_GUARANTEE
+    return f"{defense.promise}; how much depends on the data of the clients" if proved else NO_GUARANTEE

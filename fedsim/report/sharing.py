@@ -53,7 +53,7 @@ def sharing_table(experiment: Experiment, attacked: Collection[int]) -> SharingT
     names = [_name(client, groups, attacked) for client in clients]
     title = "Examples of each client"
     if has_classes:
-        title += "; the stronger the colour, the larger their share of what it holds"
+        title += "; a stronger colour means a larger share of the client's examples"
     corner = "client (group)" if groups else "client"
     table = draw_heat_map(title, names, columns, rows, corner=corner)
     return SharingTable(summary=_summary(partition), table=table, omitted_clients=num_clients - len(clients))

@@ -111,9 +111,9 @@ class ScoreGroup:
     @property
     def tooltip(self) -> str:
         """Text of a tooltip: numbers of victims and seeds, and the floor."""
-        floor = "no floor to compare with" if math.isnan(self.floor) else f"the best guess gets {self.floor:.4g}"
+        floor = "no floor to compare with" if math.isnan(self.floor) else f"best guess {self.floor:.4g}"
         victims, seeds = self.count
-        baseline = "; a baseline, no attack" if self.baseline else ""
+        baseline = "; a baseline, not an attack" if self.baseline else ""
         return f"{number_of(victims, 'victim')}, {number_of(seeds, 'seed')}; {floor}{baseline}"
 
 

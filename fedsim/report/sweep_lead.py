@@ -27,8 +27,8 @@ _SENTENCES = {
         "{names} beat only the naive form of {attacks}.",
     ),
     NOTHING: (
-        "{names} does nothing against {attacks}: hardly any less leaks, or no less at all.",
-        "{names} do nothing against {attacks}: hardly any less leaks, or no less at all.",
+        "{names} does nothing against {attacks}: leakage is hardly lower, or not at all.",
+        "{names} do nothing against {attacks}: leakage is hardly lower, or not at all.",
     ),
     NOT_CONCLUDED: (
         "Nothing is concluded about {names} against {attacks}, because {clause}.",
@@ -116,7 +116,8 @@ def write_lead(rows: Sequence[SettingRow], warning: str) -> str:
             names[word, tuple(several), clause].append(name)
     sentences = []
     if leaking := list(dict.fromkeys(attack for row in rows for attack in row.leaking)):
-        sentences.append(f"Without a defense {enumerate_words(leaking)} {'leaks' if len(leaking) == 1 else 'leak'}.")
+        verb = "finds" if len(leaking) == 1 else "find"
+        sentences.append(f"Without a defense, {enumerate_words(leaking)} {verb} a leak.")
     for word, forms in _SENTENCES.items():
         for (word_of_settings, attack_names, clause), setting_names in names.items():
             if word_of_settings != word:
@@ -136,7 +137,7 @@ def _lead_without_defenses(rows: Sequence[SettingRow]) -> str:
     if not rows:
         return ""
     if not leaking:
-        return "No attack is shown to leak in any setting."
+        return "No attack shows a leak in any setting."
     if len(leaking) == len(rows):
         return "The messages leak." if len(rows) == 1 else "The messages leak in every setting."
     return f"The messages leak in {len(leaking)} of {len(rows)} settings: {_enumerate_settings(leaking)}."

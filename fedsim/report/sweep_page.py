@@ -197,7 +197,7 @@ def _heat(name: str, score_groups: Sequence[ScoreGroup], names: SettingNames) ->
     columns = [names(labels) or "score" for labels in settings]
     title = f"{name}: mean over victims and seeds; a darker cell is further beyond the best guess"
     if any(group.baseline for group in score_groups):
-        title += "; baselines, which are no attacks, stay plain"
+        title += "; baselines, which are not attacks, have no colour"
     return draw_heat_map(title, list(attack_names.values()), columns, cells, corner="attack")
 
 

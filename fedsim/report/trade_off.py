@@ -72,7 +72,7 @@ def draw_trade_off(
     if names.axes:
         legend = [(f"{label}*" if label in starred else label, look) for label, look in looks.items()]
     picture = draw_points(
-        f"What the strongest attack gets, by {name}, and which accuracy is left",
+        f"Score of the strongest attack by {name}, against accuracy",
         chart_points,
         xlabel="accuracy (fraction correct)",
         ylabel=name,

@@ -12,7 +12,7 @@ from fedsim.report.summary import number_of
 from fedsim.report.sweep_groups import Row
 from fedsim.report.verdicts import LEAKS, ScoreReading
 
-REMEDY = "attack more victims, train fewer local epochs, choose another attack, or give the attack more iterations"
+REMEDY = "attack more victims, train fewer local epochs, choose another attack, or run more iterations"
 
 
 def explain_no_leak(rows: Iterable[Row], axes: Sequence[str]) -> str:
@@ -28,7 +28,7 @@ def explain_no_leak(rows: Iterable[Row], axes: Sequence[str]) -> str:
     names = dict.fromkeys(reading.summary.attack for reading in readings)
     most = max(reading.summary.count if reading.summary.unit == "victim" else 1 for reading in readings)
     return (
-        f"without a defense no attack is shown to leak ({', '.join(names)}; {number_of(most, 'victim')}), so that "
+        f"without a defense no attack shows a leak ({', '.join(names)}; {number_of(most, 'victim')}), so that "
         f"nothing can be concluded about defenses; {REMEDY}"
     )
 

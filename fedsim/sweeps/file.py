@@ -54,14 +54,14 @@ class SweepTable(Table):
     )
     stop_without_leak: bool = Field(
         default=False,
-        description="Whether all other cells are skipped where no attack is shown to leak without a defense.",
+        description="Whether all other cells are skipped if no attack leaks without a defense.",
     )
     on: Literal["processes", "ray"] = Field(
         default="processes", description="Where cells run: in processes on this machine, or on Ray."
     )
     address: str | None = Field(default=None, description="On Ray, the cluster to join.")
     workers: int | None = Field(
-        default=None, ge=1, le=4096, description="Number of cells that run at once; by default one a core."
+        default=None, ge=1, le=4096, description="Number of cells that run at once; by default one per core."
     )
 
 
@@ -129,7 +129,7 @@ def parse_sweep(
     check_possible(tables, where)
     sweep_table = tables.pop("sweep", None)
     if not isinstance(sweep_table, dict):
-        raise ConfigError(f"{where}: has no [sweep] table, so it is no sweep; `fedsim run` runs a single experiment")
+        raise ConfigError(f"{where}: has no [sweep] table, so it is not a sweep; `fedsim run` runs a single experiment")
     _check_misplaced_keys(tables, where)
     base, base_folder = tables, folder
     changes = list(changes)
@@ -241,7 +241,7 @@ def _check_zip(sweep: SweepTable, where: str) -> None:
     zipped = [key for keys in sweep.zip for key in keys]
     for key in zipped:
         if key not in sweep.axes:
-            raise ConfigError(f"{where}.zip: '{key}' is no axis, {did_you_mean(key, sweep.axes)}")
+            raise ConfigError(f"{where}.zip: '{key}' is not an axis, {did_you_mean(key, sweep.axes)}")
         if zipped.count(key) > 1:
             raise ConfigError(f"{where}.zip: '{key}' is named twice; name each once")
     for keys in sweep.zip:

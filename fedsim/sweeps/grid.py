@@ -234,7 +234,7 @@ def _check_exclusion(
         raise ConfigError(f"{where}: the table is empty; name axes and values, or leave it out")
     for axis, value in exclusion.items():
         if axis != SEED and axis not in labelled_axes:
-            raise ConfigError(f"{where}: '{axis}' is no axis, {did_you_mean(axis, [*labelled_axes, SEED])}")
+            raise ConfigError(f"{where}: '{axis}' is not an axis, {did_you_mean(axis, [*labelled_axes, SEED])}")
         known = [(str(seed), seed) for seed in seeds] if axis == SEED else labelled_axes[axis]
         if not any(_matches(value, label, known_value) for label, known_value in known):
             known_labels = [label for label, _ in known]

@@ -82,12 +82,10 @@ class SweepPlan:
         cells, federations = len(self.cells), len({cell.federation for cell in self.cells})
         text = f"{cells} {'cell' if cells == 1 else 'cells'}"
         text += f" on {federations} {'federation' if federations == 1 else 'federations'}"
-        text += f", {cells - len(self.remaining_cells)} done already"
+        text += f", {cells - len(self.remaining_cells)} done"
         if added := sum(cell.point.is_added for cell in self.cells):
-            text += (
-                f"; {added} of the cells {'is a control' if added == 1 else 'are controls'} without a defense, which "
-            )
-            text += "the grid lacks"
+            kind = "is a control" if added == 1 else "are controls"
+            text += f"; {added} of the cells {kind} without a defense, added by fedsim"
         if left_out := len(self.inapplicable):
             text += f"; {left_out} more {'do' if left_out > 1 else 'does'} not apply"
         return text

@@ -105,7 +105,7 @@ class StoreEntry:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise RunError(f"{self.marker_path}: cannot be read ({error.strerror}); mend that, or remove it") from error
+            raise RunError(f"{self.marker_path}: cannot be read ({error.strerror}); fix that, or remove it") from error
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             log.warning("%s: is damaged (%s), so this cell is made again", self.marker_path, first_line(error))
             return None

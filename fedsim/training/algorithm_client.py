@@ -87,7 +87,7 @@ class TrainingClient:
             RunError: a pass of this name was made before; or as from `local_update`.
         """
         if name in self.losses:
-            raise RunError(f"algorithm: it trains twice under the name '{name}'; give each pass a name of its own")
+            raise RunError(f"algorithm: it trains twice under the name '{name}'; give each pass a different name")
         settings, share, key = self.settings, self.share, self.share.key
         if name != REPORTED_PASS:
             # Batches that go on from round to round are those of the pass that is reported.

@@ -75,7 +75,7 @@ def check_example_independence(
     if layer := find_storing_layer(model, settings, first_batch[0]):
         raise ConfigError(
             f"defense: {names_of_seeing[0]} is to bound what each example changes, but {layer} "
-            "keeps statistics of its inputs, which are sent beside the weights; let it keep none, "
+            "keeps statistics of its inputs, which are sent with the weights; let it keep none, "
             "or choose another model"
         )
     if layer := find_mixing_layer(model, settings, first_batch[0], second_batch[0]):

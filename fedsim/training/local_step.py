@@ -76,7 +76,7 @@ class ModelStep:
             leaves[name] = value.requires_grad_(parameter.requires_grad)
         if unknown := sorted(set(weights) - set(leaves)):
             raise RunError(
-                f"context.{method}: '{unknown[0]}' is no parameter of the model; expected names of context.weights"
+                f"context.{method}: '{unknown[0]}' is not a parameter of the model; expected names of context.weights"
             )
         return leaves
 

@@ -105,7 +105,7 @@ def _check_tensors(model: nn.Module, state: State) -> State:
     model_tensors: State = model.state_dict(keep_vars=True)
     for name, tensor in state.items():
         if name not in model_tensors:
-            raise RunError(f"the model has no '{name}', expected its own tensors alone; send nothing else beside them")
+            raise RunError(f"the model has no '{name}', expected its own tensors alone; send nothing else")
         expected = model_tensors[name].shape
         if tensor.shape != expected:
             raise RunError(f"'{name}' has shape {tuple(tensor.shape)}, expected {tuple(expected)} as in the model")

@@ -131,7 +131,7 @@ def test_on_paper_the_victims_that_are_folded_are_shown(images, look):
 
 def test_without_javascript_the_page_says_the_same(images, look):
     without = look(images, javascript=False).page.inner_text("body")
-    for said in ("What leaked", "inverting-gradients", "How to make this page again", "Threat model"):
+    for said in ("What leaked", "inverting-gradients", "How to reproduce this page", "Threat model"):
         assert said in without
 
 

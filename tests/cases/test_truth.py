@@ -110,7 +110,7 @@ def test_another_clients_truth_is_named_and_nothing_is_scored(tmp_path: Path, ca
     assert "not scored" not in caplog.text
     assert scored_psnr(tmp_path / "swapped", (1, 0)) == []
     assert "what truth.0 says that it held does not explain its message (1 - cosine" in caplog.text
-    assert "and what client 1 is said to have held does (0.000); mend [truth]" in caplog.text
+    assert "and what client 1 is said to have held does (0.000); fix [truth]" in caplog.text
 
 
 @pytest.mark.usefixtures("a_module")

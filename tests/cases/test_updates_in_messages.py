@@ -144,7 +144,7 @@ def test_bytes_that_hold_more_than_arrays_are_a_sentence(tmp_path: Path) -> None
     torch.save({"model": {"w": torch.ones(2)}, "epoch": 3}, file := io.BytesIO())
     checkpoint = config({"all": np.frombuffer(file.getvalue(), np.uint8)})
     exchange(tmp_path, checkpoint, checkpoint)
-    with pytest.raises(TranscriptError, match="holds something beside arrays"):
+    with pytest.raises(TranscriptError, match="holds something other than arrays"):
         record_updates(tmp_path, "query.weights", "", trust=False)
 
 

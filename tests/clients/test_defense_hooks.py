@@ -301,16 +301,18 @@ MISSPELT = {
 
 @pytest.mark.parametrize(("name", "meant"), MISSPELT.items())
 def test_a_name_that_is_nearly_one_of_the_interface_is_refused(name: str, meant: str) -> None:
-    words = f"'{name}' is no hook of a defense and would never be called, did you mean '{meant}'?"
+    words = f"'{name}' is not a hook of a defense and would never be called, did you mean '{meant}'?"
     with pytest.raises(PluginError, match=re.escape(words)):
         check_defense(misspelt(name, lambda self: None))
 
 
 def test_what_a_defense_says_of_itself_is_spelt_as_it_is_looked_at() -> None:
-    with pytest.raises(PluginError, match=r"'sumable' is no hook .* did you mean 'summable'\?"):
+    with pytest.raises(PluginError, match=r"'sumable' is not a hook .* did you mean 'summable'\?"):
         check_defense(misspelt("sumable", property(lambda self: True)))
     for name, meant in {"encode": "encodes", "flip_signs": "flips_signs", "promises": "promise"}.items():
-        with pytest.raises(PluginError, match=f"'{name}' is no attribute that is looked at, did you mean '{meant}'"):
+        with pytest.raises(
+            PluginError, match=f"'{name}' is not an attribute that is looked at, did you mean '{meant}'"
+        ):
             check_defense(misspelt(name, True))
     assert check_defense(CallsMixes())
 
@@ -338,9 +340,12 @@ class NoContext(Defense):
             "Idle: overrides none of sampling, on_data, on_batch, on_features, on_examples, "
             "on_gradient, on_update, so it defends",
         ),
-        (Plural(), "Plural: 'on_updates' is no hook of a defense and would never be called, did you mean 'on_update'?"),
-        (OneTooMany(), "OneTooMany: 'on_gradients' is no hook of a defense"),
-        (Camel(), "Camel: 'onUpdate' is no hook of a defense and would never be called, did you mean 'on_update'?"),
+        (
+            Plural(),
+            "Plural: 'on_updates' is not a hook of a defense and would never be called, did you mean 'on_update'?",
+        ),
+        (OneTooMany(), "OneTooMany: 'on_gradients' is not a hook of a defense"),
+        (Camel(), "Camel: 'onUpdate' is not a hook of a defense and would never be called, did you mean 'on_update'?"),
         (NoContext(), "NoContext: 'on_update' cannot be called as on_update(update, context) (too many positional"),
         (Hooks, "Hooks: expected a defense, made from a class that derives from fedsim.interfaces.defense.Defense"),
         (object(), "builtins.object: expected a defense"),

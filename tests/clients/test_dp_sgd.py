@@ -230,7 +230,7 @@ def net(*layers: nn.Module) -> nn.Module:
     ("layer", "match"),
     [
         (Mean(), r"layer '2' \(Mean\) lets one example change what comes of another; choose a layer"),
-        (Sums(), r"layer '2' \(Sums\) keeps statistics of its inputs, which are sent beside the weights"),
+        (Sums(), r"layer '2' \(Sums\) keeps statistics of its inputs, which are sent with the weights"),
         (
             nn.Sequential(nn.Unflatten(1, (3, 2)), nn.InstanceNorm1d(3, track_running_stats=True), nn.Flatten()),
             r"layer '2.1' \(InstanceNorm1d\) keeps statistics of its inputs",

@@ -201,7 +201,7 @@ def test_a_name_that_is_no_parameter_is_refused() -> None:
         def on_gradient(self, gradient: Any, context: LocalContext) -> Any:
             return context.gradient_at({"wieght": torch.zeros(1)})
 
-    with pytest.raises(RunError, match=r"'wieght' is no parameter of the model"):
+    with pytest.raises(RunError, match=r"'wieght' is not a parameter of the model"):
         train(Misspells())
 
 

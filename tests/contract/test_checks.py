@@ -945,7 +945,7 @@ BROKEN: list[tuple[Check, registry.Group, type, dict[str, Any], str]] = [
     (defenses.guarantee_is_valid, "defenses", ProvesOneRound, {}, "epsilon = 0.97 for 10 rounds as for 20, and draws"),
     (defenses.mixing_is_declared, "defenses", MixesInSilence, {}, "makes an example of 2 records; set mixes = True"),
     (defenses.adversary_batch_is_valid, "defenses", Mixes, {}, "expected the shapes that it was given"),
-    (defenses.adversary_batch_is_valid, "defenses", MixesLabelsTwice, {}, "labels that are no probabilities"),
+    (defenses.adversary_batch_is_valid, "defenses", MixesLabelsTwice, {}, "labels that are not probabilities"),
     (defenses.adversary_batch_is_valid, "defenses", MixesDetached, {}, "does not change with the records"),
     (defenses.message_noise_is_valid, "defenses", KnowsNoiseOfAnother, {}, "describes 'another' in another shape"),
     (defenses.adversary_view_is_valid, "defenses", SeesSigns, {}, "does not change with the gradient"),
@@ -1000,7 +1000,7 @@ BROKEN: list[tuple[Check, registry.Group, type, dict[str, Any], str]] = [
     (panels.returns_the_same_bytes, "panels", CountsCalls, {}, "a second time it returns something else"),
     (panels.leaves_the_run_as_it_is, "panels", SortsScores, {}, "it changes the scores of a run with findings, which"),
     (panels.writes_no_files, "panels", WritesFile, {}, "it writes into the run folder"),
-    (strategy_checks.is_made, "strategies", Nothing, {}, "Nothing is no flwr.serverapp.strategy.Strategy"),
+    (strategy_checks.is_made, "strategies", Nothing, {}, "Nothing is not a flwr.serverapp.strategy.Strategy"),
 ]
 
 

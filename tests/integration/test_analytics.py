@@ -123,7 +123,7 @@ def test_a_person_who_joins_is_told_from_answers_in_clear(tmp_path: Path, capfd:
 
 
 def test_a_truth_about_other_questions_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FedsimError, match="is no number or array of numbers"):
+    with pytest.raises(FedsimError, match="is not a number or array of numbers"):
         fedsim.write_answers(tmp_path, {0: {1: {"total": "many"}}})
 
 

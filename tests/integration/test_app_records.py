@@ -55,7 +55,7 @@ def test_a_record_that_no_message_holds(tmp_path: Path) -> None:
     record(tmp_path / "run", before, after)
     for key in ("record", "broadcast_record"):
         with pytest.raises(
-            ConfigError, match=rf"app.{key}: 'weights' is no record of these messages, each of which has"
+            ConfigError, match=rf"app.{key}: 'weights' is not a record of these messages, each of which has"
         ):
             attacked(tmp_path / "run", {key: "weights"})
 

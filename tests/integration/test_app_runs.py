@@ -73,7 +73,7 @@ def test_an_app_is_run_recorded_attacked_and_scored(tmp_path: Path, call: Call) 
     scores = fedsim.open(tmp_path / "run").scores
     assert (scores[scores.metric == "psnr"].value > 60).sum() == 3
     text = (tmp_path / "run" / "report.html").read_text()
-    for words in ("small-app, 3 clients", "num-server-rounds 2", "none, but for what the app does itself"):
+    for words in ("small-app, 3 clients", "num-server-rounds 2", "none, except for those of the app itself"):
         assert words in text
     assert "Clients train on 18 of the 18 examples" in text
     # The same file serves `fedsim attack`, unless it says that the app was run otherwise.
@@ -81,7 +81,7 @@ def test_an_app_is_run_recorded_attacked_and_scored(tmp_path: Path, call: Call) 
     assert (again.returncode, "nothing new" in again.stdout) == (0, True), again.stderr
     (app / "attack.toml").write_text((app / "attack.toml").read_text().replace("clients = 3", "clients = 4"))
     other = call("attack", tmp_path / "run", app / "attack.toml")
-    assert (other.returncode, "run it anew with `fedsim run --app`" in other.stderr) == (2, True)
+    assert (other.returncode, "run it again with `fedsim run --app`" in other.stderr) == (2, True)
 
 
 def test_the_recording_changes_no_byte_and_the_seed_all(tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_an_app_has_a_privacy_ledger_where_the_number_of_messages_proves_somethi
     clip = noise | {"noise_multiplier": 0.0}
     fedsim.run_app(app, None, tmp_path / "clip", set={"federation.clients": 3, "defense": [clip]})
     assert not (tmp_path / "clip" / "ledger.csv").exists()
-    assert "nothing is proved of it by the number of messages alone" in (tmp_path / "clip" / "report.html").read_text()
+    assert "the number of messages alone gives no guarantee" in (tmp_path / "clip" / "report.html").read_text()
 
 
 def test_nothing_is_proved_of_what_clients_send_undefended(tmp_path: Path) -> None:
@@ -380,7 +380,7 @@ def test_folders_that_are_no_app_are_refused_in_a_sentence(tmp_path: Path, name:
 SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "key": (
         {"run_config.rounds": 3},
-        r"run_config.rounds: is no setting of the app .*, known: evaluate, lr, num-server",
+        r"run_config.rounds: is not a setting of the app .*, known: evaluate, lr, num-server",
     ),
     "type": ({"run_config.lr": "x"}, "run_config.lr: expected float, as in the app's pyproject.toml, got 'x'"),
     "hook": (
@@ -399,7 +399,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "victims": ({"adversary.victims": [10]}, "adversary.victims: expected clients from 0 to 9, got 10"),
     "masked top-k": (
         {"secure_aggregation": {"groups": "all"}, "defense": [{"name": "top-k"}]},
-        "top-k sends an update in a form of its own",
+        "top-k sends the update in another form",
     ),
     "data": ({"data.name": "digits"}, "data: unknown key"),
 }
@@ -420,7 +420,7 @@ def test_what_an_app_does_wrong_ends_the_run_with_the_reason(tmp_path: Path) -> 
     simulation = SERVER.replace(
         "    config = context", "    from flwr.simulation import run_simulation as r; r()\n    config = context"
     )
-    with pytest.raises(ConfigError, match="the app starts a simulation of its own"):
+    with pytest.raises(ConfigError, match="the app starts its own simulation"):
         fedsim.run_app(write_app(tmp_path / "b", small_server=simulation), None, tmp_path / "run-b")
     ends = SERVER.replace("    config = context", "    raise SystemExit(3)\n    config = context")
     with pytest.raises(RunError, match="its serverapp ended before its last round"):

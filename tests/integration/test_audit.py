@@ -799,7 +799,7 @@ def test_a_claim_of_another_shape_is_not_scored_but_the_others_are(
 ) -> None:
     bad = {"name": f"{strangers}:TooSmall", "label": "bad"}
     audit = open_audit(run, attack_file([bad, ATTACKS[0]], adversary={"rounds": [1], "victims": [0]}))
-    sentence = "bad, round 1, client 0: the attack claims {}, expected {}; mend the attack"
+    sentence = "bad, round 1, client 0: the attack claims {}, expected {}; fix the attack"
     for _ in range(2):  # nothing of it is left that could spoil the next time
         assert audit.run() == [sentence.format("examples of shape (1, 4, 4)", "(1, 8, 8)")]
         failures: list[str] = []

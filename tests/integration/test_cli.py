@@ -156,12 +156,12 @@ def test_run_leaves_everything_that_a_run_folder_holds(home: Path, at_end: subpr
     said = at_end.stdout
     assert "round 1/2" in said
     assert "round 2/2" in said
-    assert "What leaked" in said
+    assert "Scores of" in said
     assert "one victim only" in said or "of one victim" in said
     assert re.search("public (class )?centres|public (class )?mean|mid-grey", said)
     assert f"report: {Path('runs/tiny/report.html')}" in said
     assert "round 2/2" in (folder / "log.txt").read_text()
-    assert "nan" not in said.split("What leaked")[0]
+    assert "nan" not in said.split("Scores of")[0]
 
 
 def test_attacking_later_and_between_rounds_finds_the_same(call: Call, home: Path, run: Path, tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_attacking_twice_skips_what_is_there(call: Call, run: Path) -> None:
     assert "--set adversary.repeats=2" in " ".join(call(*everyone).stdout.split())
     assert (run / "findings" / "sme" / "round-1-client-1-repeat-0.safetensors").is_file()
     assert "nan" not in result.stdout
-    assert "What leaked" in result.stdout
+    assert "Scores of" in result.stdout
 
 
 @pytest.mark.parametrize("given", [[], ["tiny.toml"]])
@@ -272,7 +272,7 @@ def test_a_damaged_round_fails_with_code_1_and_the_other_is_attacked(call: Call,
     assert [path.name for path in (run / "findings").glob("*/*.safetensors")] == [
         "round-2-client-0-repeat-0.safetensors"
     ]
-    assert "What leaked" in result.stdout
+    assert "Scores of" in result.stdout
     assert "report: " in result.stdout
     result = call("inspect", run, "--rows")
     damaged, missing = result.stderr.strip().splitlines()
@@ -356,7 +356,7 @@ def test_inspect_says_what_is_recorded_and_its_hash(call: Call, home: Path, run:
     ):
         assert re.search(told, result.stdout), result.stdout
     assert call("inspect", run, "--rows").stdout.count("train_loss") == 6
-    assert "intact: 6 updates of 2 rounds, each as it was recorded (by SHA-256)" in result.stdout
+    assert "intact: 6 updates of 2 rounds, each verified by its SHA-256" in result.stdout
     first, again = call("inspect", "--hash", run), call("inspect", "--hash", home / "runs" / "tiny" / "transcript")
     assert re.fullmatch(r"[0-9a-f]{64}\n", first.stdout)
     assert first.stdout == again.stdout
@@ -386,7 +386,7 @@ def test_the_scores_in_the_terminal_carry_the_verdict_of_the_page_in_80_columns(
     text = screen.file.getvalue()  # type: ignore[attr-defined]
     assert max(map(len, text.splitlines())) <= 80
     words = " ".join(text.split())
-    assert "What leaked to aia, [x]" in words
+    assert "Scores of aia, [x]" in words
     shown = ("attribute_balanced_accuracy", "(0.32 to", "0.79)", "leaks", "6 of 6", "no better", "guessing", "21.25")
     for told in shown:
         assert told in words, text
@@ -448,7 +448,7 @@ def test_on_a_terminal_a_list_fits_its_width_and_promises_stand_on_lines_of_thei
     lines = capsys.readouterr().out.splitlines()
     names = plugins.registry.registered_names("defenses")
     assert [line.split()[0] for line in lines if not line.startswith(" ")] == names
-    assert sum(line.lstrip().startswith("promises: ") for line in lines) == len(names)
+    assert sum(line.lstrip().startswith("guarantee: ") for line in lines) == len(names)
     assert max(map(len, lines)) <= width
     assert not any("against: " in line or "costs: " in line for line in lines)
     plugins.list_plugins(None)
@@ -486,7 +486,7 @@ def test_quiet_prints_the_final_table_and_verbose_a_line_for_each_client(call: C
     shutil.rmtree(run / "findings")
     quiet = call("attack", run, "--quiet")
     assert quiet.returncode == 0, quiet.stderr
-    assert quiet.stdout.split()[:4] == ["What", "leaked", "to", "sme"]
+    assert quiet.stdout.split()[:3] == ["Scores", "of", "sme"]
     assert "already there" not in call("attack", run, "-q").stdout
     assert "report:" not in quiet.stdout + quiet.stderr
 
@@ -514,7 +514,7 @@ def test_help_says_what_arguments_are(call: Call, command: str, told: str) -> No
 
 
 def test_help_keeps_what_stands_in_brackets(call: Call) -> None:
-    assert "at the rounds and epochs that [states] names" in call("train", "--help").stdout
+    assert "at the rounds and epochs in [states]" in call("train", "--help").stdout
 
 
 def test_geometry_names_the_rounds_that_it_is_of(call: Call, run: Path) -> None:
@@ -584,7 +584,7 @@ def test_ctrl_c_says_how_to_go_on_and_that_works(call: Call, home: Path, tmp_pat
     process.send_signal(signal.SIGINT)
     code, _, error = process.finish()
     assert code == 1
-    assert error.strip() == "fedsim: interrupted; `fedsim run --resume RUN` goes on from what is kept"
+    assert error.strip() == "fedsim: interrupted; `fedsim run --resume RUN` continues the run"
     recorded = len(list(out.glob("transcript/round-*")))
     text = (out / "experiment.toml").read_text()
     (out / "experiment.toml").write_text(text.replace("rounds = 4000", f"rounds = {recorded + 2}"))

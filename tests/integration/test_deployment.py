@@ -408,7 +408,7 @@ def test_everything_ends_with_the_driver_however_it_ends_and_the_run_resumes(
     wait_until(lambda: not alive(known), 5)
     if number != signal.SIGKILL:
         assert driver.returncode == 1
-        assert err == "fedsim: interrupted; `fedsim run --resume RUN` goes on from what is kept\n"
+        assert err == "fedsim: interrupted; `fedsim run --resume RUN` continues the run\n"
         assert not (folder / "deployment" / "flower-home").exists()
         return
     resumed = run_cli("run", "--resume", str(folder))

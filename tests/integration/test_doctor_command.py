@@ -55,7 +55,7 @@ def test_all_is_well_here(call: Call) -> None:
     assert set(registry.registered_names("datasets")) <= set(told)
     assert told["mnist"] == "not looked for, without a folder; `fedsim data mnist --download` fetches it"
     assert told["digits"] == "there, it comes with scikit-learn and needs no file"
-    assert told["csv"] == "reads files of your own; set data.path"
+    assert told["csv"] == "reads your own files; set data.path"
     assert told["LPIPS"].startswith("missing, so no LPIPS is computed: $FEDSIM_DATA/weights/")
 
 
@@ -93,7 +93,7 @@ def test_a_folder_that_is_not_there_and_weights_that_are_damaged_are_told(call: 
     (tmp_path / "weights" / "squeezenet1_1-imagenet1k.pth").write_bytes(b"PK")
     code, told, _ = call("--data-dir", tmp_path)
     assert code == 0
-    assert "is no readable file of weights" in told["LPIPS"]
+    assert "is not a readable file of weights" in told["LPIPS"]
 
 
 @pytest.mark.usefixtures("quick")

@@ -119,7 +119,7 @@ def test_a_leak_is_told_with_the_most_exposed_client_and_what_was_not_attacked(r
     dossier = fedsim.write_dossier(run).contents
     assert dossier.verdict == "leaks"
     answer = " ".join(dossier.answer)
-    assert "From the messages of 5 victims, the server got back all 5 examples exactly (by analytic)." in answer
+    assert "From the messages of 5 victims, the server recovered all 5 examples exactly (by analytic)." in answer
     assert "Attacked were 5 of 6 recorded clients, in 1 of 2 recorded rounds; nothing is shown of the others." in answer
     assert "Nothing is proved, because clients have no defense." in answer
     psnr = next(result for result in dossier.results if result.metric == "psnr")
@@ -258,7 +258,7 @@ def test_a_changed_dossier_is_refused(run: Path, call: Call) -> None:
     file.write_text(file.read_text().replace('"verdict": "leaks"', '"verdict": "no leak shown"', 1))
     done = call("verify", run)
     assert done.returncode == 1
-    assert "was altered, or is no dossier (its bytes are not those that were written)" in done.stderr
+    assert "was altered, or is not a dossier (its bytes are not those that were written)" in done.stderr
 
 
 def test_a_forged_dossier_differs_even_with_a_new_seal(run: Path) -> None:
@@ -310,7 +310,7 @@ def test_a_run_that_is_not_as_it_was_written_gives_no_verdict(run: Path, call: C
     (run / "scores.csv").write_text((run / "scores.csv").read_text().replace("psnr", "ssim"))
     done = call("dossier", run, "--fail-if", "undecided")
     assert done.returncode == 1
-    assert "these are not the files that were written" in done.stderr
+    assert "files of the run were changed" in done.stderr
     content = read_dossier(run)
     assert content["verdict"] == "nothing can be said"
     assert content["answer"][0] == "This is not the run that was written, so nothing below can be relied on."
@@ -375,7 +375,7 @@ def test_findings_of_a_recording_whose_truth_nobody_knows_say_so(run: Path, tmp_
     dossier = fedsim.write_dossier(tmp_path / "app").contents
     assert dossier.verdict == "nothing can be said", done.stderr
     assert dossier.answer[0].startswith("There is no score of the 1 finding, as where nobody knows the clients' data;")
-    assert dossier.no_proof.startswith("Nothing is proved here: it was recorded elsewhere")
+    assert dossier.no_proof.startswith("There are no known guarantees: it was recorded elsewhere")
     assert dossier.observers[0].is_examined
     assert fedsim.verify_dossier(tmp_path / "app").differences == []
 
@@ -393,11 +393,11 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path, call: Call) -> None:
 def test_what_is_no_dossier_is_refused(run: Path) -> None:
     for text in ("{}", "[]", "no JSON", '{"seal": {}, "dossier": {}}'):
         (run / "dossier.json").write_text(text)
-        with pytest.raises(RunError, match="was altered, or is no dossier"):
+        with pytest.raises(RunError, match="was altered, or is not a dossier"):
             fedsim.verify_dossier(run)
     fedsim.write_dossier(run)
     forge(run, lambda content: content.update(format=2))
-    with pytest.raises(RunError, match=r"is no dossier of this fedsim \(dossier.format"):
+    with pytest.raises(RunError, match=r"is not a dossier of this fedsim \(dossier.format"):
         fedsim.verify_dossier(run)
 
 
@@ -514,7 +514,7 @@ def test_scores_of_an_attack_file_are_judged_again_with_that_file(run: Path, tmp
     contents = fedsim.write_dossier(app).contents
     # The pitfalls are those of the attack file.
     pitfalls = [pitfall.title for pitfall in fedsim.lint(tmp_path / "attack.toml")]
-    assert "fresh weights only: round 1 alone is attacked" in pitfalls
+    assert "fresh weights only: attacks see round 1 alone" in pitfalls
     assert [caution.title for caution in contents.cautions] == pitfalls
     done = call("verify", app)
     assert done.returncode == 1
@@ -526,7 +526,7 @@ def test_scores_of_an_attack_file_are_judged_again_with_that_file(run: Path, tmp
     fedsim.write_dossier(app)
     done = call("verify", app, "--attack", tmp_path / "attack.toml")
     assert done.returncode == 1
-    assert "differs from the run: analytic, client 0, round 1, psnr, value is 1.0 there" in done.stderr
+    assert "differs from the run: analytic, client 0, round 1, psnr, value is stated as 1.0" in done.stderr
 
 
 def test_of_a_recorded_app_the_accuracy_that_clients_reported_is_quoted(run: Path, tmp_path: Path) -> None:
@@ -535,7 +535,7 @@ def test_of_a_recorded_app_the_accuracy_that_clients_reported_is_quoted(run: Pat
     nobody = fedsim.write_dossier(app).contents
     assert nobody.accuracy is not None
     assert nobody.accuracy.sentence == (
-        "How accurate the model is, the recording does not say; see the app's own evaluation, if it has one."
+        "The recording does not show the accuracy of the model; see the app's own evaluation, if it has one."
     )
     assert nobody.no_cautions == "Nothing was attacked, so that pitfalls of the attacks were not looked for."
     replies = []
@@ -547,7 +547,7 @@ def test_of_a_recorded_app_the_accuracy_that_clients_reported_is_quoted(run: Pat
     contents = fedsim.write_dossier(app, fail_if=["accuracy<0.5"]).contents
     assert contents.accuracy is not None
     assert (contents.accuracy.accuracy, contents.accuracy.examples) == (pytest.approx(0.1), 40)
-    sentence = "By what 2 clients reported in round 2, the model's accuracy on their 40 examples is 10.0%."
+    sentence = "As 2 clients reported in round 2, the model's accuracy on their 40 examples is 10.0%."
     assert contents.accuracy.sentence == sentence
     assert sentence in contents.answer
     assert contents.accuracy.no_learning.startswith("The model has not learnt: the accuracy that its clients reported")

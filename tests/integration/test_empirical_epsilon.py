@@ -279,7 +279,7 @@ def test_a_server_that_does_not_clip_fails_the_run(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("tables_", "sentence"),
     [
-        ({"canaries": {"clients": [0]}}, "canaries.clients: with .* each canary is a client of its own"),
+        ({"canaries": {"clients": [0]}}, "canaries.clients: with .* each canary is a separate client"),
         (
             {"central_privacy": {"quantile": 0.5, "count_noise": 9.0}},
             "canaries: the server clips all of them, so",

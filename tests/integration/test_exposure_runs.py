@@ -197,7 +197,7 @@ def test_a_measure_that_fails_stops_neither_the_client_nor_another_measure(tmp_p
     assert len(frame[frame["measure"] == "gradient-norm"]) == 6
     assert len(run.metrics[run.metrics["client"] == "server"]) == 1
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "How exposed the clients were before they sent" in page
+    assert "How exposed the clients were before sending" in page
     assert "&lt;b&gt;value&lt;/b&gt;" in page
     assert "<b>value" not in page
     assert "<i>odd" not in page
@@ -254,7 +254,7 @@ def test_other_optimizers_are_refused_before_work(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tables", "says"),
     [
-        ([NORM, NORM], "two measures are called 'gradient-norm'; give one of them a label of its own"),
+        ([NORM, NORM], "two measures are called 'gradient-norm'; give one of them a label"),
         ([{**NORM, "every": 0}], "measure.gradient-norm.every: expected at least 1, got 0"),
         ([{**NORM, "label": "a/b"}], "measure.0.label: it names a folder"),
         ([{}], "measure.0.name: field required"),

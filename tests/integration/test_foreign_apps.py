@@ -203,7 +203,7 @@ def test_names_with_a_prefix_in_one_of_two_records_in_double_precision(tmp_path:
     for changed, words in (
         ({"record": ""}, r"which of them holds the model is not said; name one with \[app\] record"),
         ({"record": "x"}, "none is called 'x'"),
-        ({"prefix": "x."}, r"no tensor has a name that begins with 'x.', but for instance '_orig_mod.1.weight'; mend"),
+        ({"prefix": "x."}, r"no tensor has a name that begins with 'x.', but for instance '_orig_mod.1.weight'; fix"),
         ({"prefix": ""}, "the model has no '_orig_mod.1.weight'"),
     ):
         with pytest.raises(FedsimError, match=words):

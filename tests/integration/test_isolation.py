@@ -1,4 +1,4 @@
-"""An attack of another package runs in a process of its own: it finds no truth, and an honest one finds the same."""
+"""An attack of another package runs in a separate process: it finds no truth, and an honest one finds the same."""
 
 from __future__ import annotations
 
@@ -368,7 +368,7 @@ def test_nothing_outlives_an_attack_that_is_stopped(
         wait_until(lambda: not any(map(is_alive, started)), 5)
         assert not (run / "findings").exists()
         if number == signal.SIGINT:
-            assert said == "fedsim: interrupted; the same `fedsim attack` goes on from the findings that are kept\n"
+            assert said == "fedsim: interrupted; the same `fedsim attack` continues with the remaining victims\n"
             assert not list((tmp_path / "temporary").glob("fedsim-*"))
     finally:
         process.kill()
@@ -449,7 +449,7 @@ def test_the_target_goes_over_and_what_cannot_is_a_sentence(recorded_run: Path, 
 
     draw = torch.rand(1, generator=generator(0)).item()
     assert sentence(Named(), Knowledge()) == f"client 0: (0, 2) of [1], {draw}"
-    assert sentence(Local(), Knowledge()).startswith("what it is granted or set to cannot go to a process of its own (")
+    assert sentence(Local(), Knowledge()).startswith("what it is granted or set to cannot go to a separate process (")
     network = nn.Linear(1, 1)
     assert "cannot go" in sentence(sme, Knowledge(model=lambda: network))
     audit = open_audit(recorded_run, None)

@@ -232,7 +232,7 @@ def test_a_file_of_the_users_own_is_told_and_is_no_damage(run: Path, call: Calla
     (run / "notes.txt").write_text("mine")
     code, said = call("inspect", run)
     assert code == 0
-    assert "notes.txt: not fedsim's, and nothing reads it" in said
+    assert "notes.txt: not written by fedsim, and not used" in said
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_a_replaced_finding_is_not_taken_for_done(run: Path, call: Callable[...,
     noise(run)
     code, said = call("attack", run)
     assert code == 0
-    assert "is not what this run found, so it is made anew" in " ".join(said.split())
+    assert "was changed, so the attack runs again" in " ".join(said.split())
     assert call("inspect", run)[0] == 0
 
 
@@ -404,7 +404,7 @@ def test_a_signed_manifest_tells_who_knows_the_key(
     assert (code, "signed with this key" in said) == (0, True), said
     shutil.copytree(run, tmp_path / "defended")  # signed with this key, too, and not what that folder should be
     code, said = call("inspect", tmp_path / "defended", "--key", key)
-    assert (code, "the run that was begun as 'run', and this folder is called 'defended'" in said) == (1, True), said
+    assert (code, "the signature is for the run 'run', but this folder is called 'defended'" in said) == (1, True), said
     code, said = call("inspect", run, "--key", other)
     assert (code, "it is not signed with this key" in said) == (1, True)
     monkeypatch.setenv("FEDSIM_KEY", "")
@@ -419,7 +419,7 @@ def test_a_signed_manifest_tells_who_knows_the_key(
     (run / "manifest.json").unlink()
     manifest.ManifestFile(run)._write(noted, durable=False)
     code, said = call("inspect", run, "--key", key)
-    assert (code, "bears no signature" in said) == (1, True)
+    assert (code, "is not signed" in said) == (1, True)
     code, said = call("attack", run, "--key", key)
     assert (code, "was begun without a key" in said) == (2, True)
 

@@ -251,7 +251,7 @@ def test_a_machine_outside_the_cluster_is_told_so_before_ray_is_joined(
     assert fedsim.federation.engines.ray._is_local("127.0.0.1")
     assert not fedsim.federation.engines.ray._is_local("192.0.2.77")  # set aside for documents
     monkeypatch.setattr(fedsim.federation.engines.ray, "_is_local", lambda address: False)
-    with pytest.raises(RunError, match=r"this machine is no host of the Ray cluster at .*; join it by") as caught:
+    with pytest.raises(RunError, match=r"this machine is not a host of the Ray cluster at .*; join it by") as caught:
         run_serial(make_tiny_config(federation={"engine": "ray", "address": cluster.address}), tmp_path / "run")
     assert_one_sentence(caught.value)
 

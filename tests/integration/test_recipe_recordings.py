@@ -329,7 +329,7 @@ def test_chosen_updates_are_written_out_and_nothing_else_changes(run: OpenRun, c
     plain = Transcript(run.path)
     assert [len(list(plain.restrict_to([number]).updates())) for number in (1, 2)] == [4, 4]
     assert plain.hash() == total
-    assert "8 updates of 2 rounds, each as it was recorded" in call("inspect", str(run.path)).stdout
+    assert "8 updates of 2 rounds, each verified by its SHA-256" in call("inspect", str(run.path)).stdout
 
 
 def test_who_is_not_recorded_cannot_be_written_out(run: OpenRun, call: Call) -> None:
@@ -342,8 +342,8 @@ def test_who_is_not_recorded_cannot_be_written_out(run: OpenRun, call: Call) -> 
 def test_inspect_says_what_it_did_not_compute(run: OpenRun, call: Call) -> None:
     result = call("inspect", str(run.path), "--rows")
     assert result.returncode == 0
-    assert "8 updates of these as their SHA-256, which is checked when they are computed again" in result.stdout
-    assert "8 updates, computed again when they are read" in result.stdout
+    assert "8 updates of these are stored as their SHA-256, which is verified when they are recomputed" in result.stdout
+    assert "8 updates, recomputed when they are read" in result.stdout
 
 
 def test_an_altered_broadcast_is_noticed_where_no_update_is_read(run: OpenRun, call: Call) -> None:
@@ -395,7 +395,7 @@ def test_attacks_scores_report_and_dossier_are_those_of_whole_updates(tmp_path: 
         scores.append([{key: value for key, value in row.items() if key != "seconds"} for row in rows])
     assert scores[0] == scores[1]
     assert scores[0]
-    assert "8 updates are kept by recipe" in (tmp_path / "recipe" / "report.html").read_text()
+    assert "8 updates are stored by recipe" in (tmp_path / "recipe" / "report.html").read_text()
     # Findings stay those of the recording when it is written out, and a dossier can be verified.
     dossier = fedsim.write_dossier(tmp_path / "recipe")
     assert fedsim.verify_dossier(tmp_path / "recipe").differences == []
@@ -420,7 +420,7 @@ def test_rounds_that_no_recipe_tells_are_refused(finished_run: Path, tmp_path: P
 
     with pytest.raises(RunError, match="the strategy sends clients different models, which no recipe tells"):
         record(updates[0], replace(updates[1], before=other))
-    with pytest.raises(RunError, match="client 0 sends more than one update of its own"):
+    with pytest.raises(RunError, match="client 0 sends more than one update"):
         record(replace(updates[0], message=2))
     with pytest.raises(RunError, match="the strategy sends clients different lr, which no recipe tells"):
         record(updates[0], config={"differs-by-client": "lr"})

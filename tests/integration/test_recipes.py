@@ -139,7 +139,7 @@ def test_add_my_attack(run: Run) -> None:
     assert "written: my_attack.py, my_attack.toml" in run(new)
     assert "failed" not in run(check)
     shorten("my_attack.toml", victims=[0])
-    assert "What leaked to my_attack:MyAttack" in run(first)
+    assert "Scores of my_attack:MyAttack" in run(first)
     assert Path("runs/my_attack/report.html").is_file()
     found = {path.read_bytes() for path in Path("runs/my_attack/findings").glob("my_attack*/*.safetensors")}
     assert len(found) == 1

@@ -76,7 +76,7 @@ def test_what_cannot_be_made_is_said_before_training_and_the_others_go_on(
     for sentence in told:
         assert 0 < said.find(sentence) < said.find("round 1/2"), said
         assert said.count(sentence) == 1
-    assert "What leaked to sme" in said
+    assert "Scores of sme" in said
     log, page = ((tmp_path / "run" / name).read_text() for name in ("log.txt", "report.html"))
     assert [log.count(sentence) for sentence in told] == [1, 1]
     notes = re.findall(r'<p class="note">(Not made: .*?)</p>', page)
@@ -118,7 +118,7 @@ def test_an_attack_file_reports_what_it_cannot_make_as_a_failure(
     file = written(tmp_path, adversary={"victims": [0], "workers": 1}, attack=[TEXTS, SME])
     code, said, told = ended(capfd, "attack", run.path, file)
     assert (code, told) == (1, [WORDS])
-    assert 0 < said.find(WORDS) < said.find("What leaked to sme")
+    assert 0 < said.find(WORDS) < said.find("Scores of sme")
     assert f"Not made: {WORDS}." in run.report.read_text().replace("&#39;", "'")
 
 

@@ -408,7 +408,7 @@ def test_control_c_is_one_sentence_and_a_usable_recording(
     config = with_strategy("fedadam")
     code, said = interrupt(config, signal.SIGINT)
     assert code == 1
-    assert said.strip() == "fedsim: interrupted; `fedsim run --resume RUN` goes on from what is kept"
+    assert said.strip() == "fedsim: interrupted; `fedsim run --resume RUN` continues the run"
     assert Transcript(tmp_path / "run").rounds == [1, 2]
     assert_same_runs(run_serial(config, tmp_path / "run", resume=True), whole_runs(config))
 

@@ -325,8 +325,8 @@ def test_tables_that_make_no_sense_are_one_sentence(
             {"strategy": {"name": "fedavg", "weighted_by_key": "train_loss"}},
             "strategy.weighted_by_key: under secure aggregation clients are weighted by 'num-examples'",
         ),
-        ({}, {"defense": [{"name": "quantise"}]}, "defense: quantise sends an update in a form of its own, and under"),
-        ({}, {"defense": [{"name": "top-k"}]}, "defense: top-k sends an update in a form of its own"),
+        ({}, {"defense": [{"name": "quantise"}]}, "defense: quantise sends the update in another form, and under"),
+        ({}, {"defense": [{"name": "top-k"}]}, "defense: top-k sends the update in another form"),
         ({}, {"defense": [{"name": "random-mask"}]}, "random-mask with common = true"),
         (
             {"bits": 24},
@@ -368,7 +368,7 @@ def test_a_defense_whose_clients_leave_out_the_same_goes_with_sums() -> None:
             return Payload.from_sparse(update)
 
     check_defenses([Common()])
-    with pytest.raises(ConfigError, match="Common sends an update in a form of its own"):
+    with pytest.raises(ConfigError, match="Common sends the update in another form"):
         check_defenses([Common(common=False)])
     Experiment(secure(defense=[{"name": "layer-freeze", "layers": ["*.bias"]}])).check()
 

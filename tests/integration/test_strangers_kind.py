@@ -128,7 +128,7 @@ def test_it_is_judged_and_shown_and_where_it_is_not_installed_it_is_named(work: 
 
     wrong = run_fedsim(work, "attack", "runs/one", "--set", "attack.dim.level=3")
     assert wrong.returncode == 1
-    assert "client 0: the attack claims a brightness of 3.0, expected one from 0 to 1; mend the attack" in wrong.stderr
+    assert "client 0: the attack claims a brightness of 3.0, expected one from 0 to 1; fix the attack" in wrong.stderr
 
     alone = run_fedsim(work, "report", "runs/one", installed=False)
     assert alone.returncode == 1

@@ -298,7 +298,7 @@ def test_a_folder_that_may_not_be_written_is_one_sentence(
     monkeypatch.setattr(os, "open", refused)
     for command in ("report run", "attack run", "run --resume run"):
         result = call(*command.split())
-        assert result.stderr.startswith("fedsim: run: cannot be written (Permission denied); mend its"), command
+        assert result.stderr.startswith("fedsim: run: cannot be written (Permission denied); fix its"), command
         assert len(result.stderr.strip().splitlines()) == 1
 
 

@@ -119,7 +119,7 @@ def test_cells_without_all_results_get_one_sentence(sweep: Path) -> None:
     cells = [row | ({"state": "failed"} if row["defense"] != "none" else {}) for row in table.rows]
     write_cells(sweep, table.axes, cells)
     sentences = fedsim.write_dossier(sweep).contents.answer
-    assert "The answer lacks results of cells (failed in part): analytic in 2 of 3." in sentences
+    assert "Results of some cells are missing (failed in part): analytic in 2 of 3." in sentences
     assert not any("lack results" in sentence for sentence in sentences)
 
 
@@ -129,7 +129,7 @@ def test_without_a_cell_there_is_no_verdict(sweep: Path, call: Call) -> None:
     shutil.rmtree(sweep / run)
     done = call("dossier", sweep, "--fail-if", "leaks")
     assert done.returncode == 1
-    assert "these are not the files that were written" in done.stderr
+    assert "files of the run were changed" in done.stderr
     content = read_dossier(sweep)
     assert content["verdict"] == "nothing can be said"
     assert "top-k: the run of a cell cannot be read" in content["notes"][0]

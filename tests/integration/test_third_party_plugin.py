@@ -264,7 +264,7 @@ def test_each_plugin_of_the_page_keeps_to_the_contract(names: list[str], site: S
 def test_settings_are_those_of_one_plugin(site: Site) -> None:
     done = site.fedsim("check", "stripes", "dim", "--set", "count=2")
     assert done.returncode == 2
-    assert "--set: of which of 2 plug-ins is not said; check that one alone" in done.stderr
+    assert "--set: applies to one plug-in, but 2 are named; check one at a time" in done.stderr
 
 
 def test_a_broken_plugin_and_an_unknown_one_have_other_exit_codes(site: Site, call: Call) -> None:
@@ -293,7 +293,7 @@ def test_its_metric_is_measured_for_claims_guesses_and_public_images(site: Site)
         assert sum(values) / 6 == pytest.approx(float(row["value"]), rel=1e-5)
     page = (folder / "report.html").read_text()
     assert '<option value="edge-error" data-better="lower">edge error, best first</option>' in page
-    assert '<td data-label="Leakage is">lower, at least 0</td>' in page
+    assert '<td data-label="More leakage is">lower, at least 0</td>' in page
     assert "&#39;edge_error&#39;, one of the metrics, is of the package my-plugins 0.1.0." in page
     # It is the main metric of this attack, whose line it opens.
     first = re.search(r'data-value="first-layer-mean">.*?</th>\s*<td data-label="Metric" data-value="([^"]+)"', page)

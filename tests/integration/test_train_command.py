@@ -172,20 +172,20 @@ def first(state: dict[str, torch.Tensor], value: torch.Tensor) -> dict[str, torc
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
-        (lambda path, state: path.unlink(), "is no readable safetensors file .*; `fedsim train` makes one"),
-        (lambda path, state: path.write_bytes(path.read_bytes()[:-9]), "is no readable safetensors file"),
-        (lambda path, state: path.write_bytes(b"hello"), "is no readable safetensors file"),
+        (lambda path, state: path.unlink(), "is not a readable safetensors file .*; `fedsim train` makes one"),
+        (lambda path, state: path.write_bytes(path.read_bytes()[:-9]), "is not a readable safetensors file"),
+        (lambda path, state: path.write_bytes(b"hello"), "is not a readable safetensors file"),
         (
             lambda path, state: write(path, {n: t + 1 for n, t in state.items()}),
             r"not the file that its manifest\.json",
         ),
         (
             lambda path, state: write(path.with_name("y.safetensors"), {}),
-            "is no state of 'mlp': expected .* got nothing",
+            "is not a state of 'mlp': expected .* got nothing",
         ),
         (
             lambda path, state: write(path.with_name("y.safetensors"), {**state, "extra": torch.ones(1)}),
-            "is no state of 'mlp', which has no extra",
+            "is not a state of 'mlp', which has no extra",
         ),
         (
             lambda path, state: write(path.with_name("y.safetensors"), {n: t * float("nan") for n, t in state.items()}),

@@ -101,7 +101,7 @@ def test_the_exact_labels_of_exact_examples_are_read(run: OpenRun, kind: str) ->
     values = [row for row in read_scores(run) if row["attack"] == "spear" and row["round"] == "1"]
     if kind == "traits":  # the sign of the last layer's gradient says each label
         assert [float(row["value"]) for row in values if row["metric"] == "labels_right"] == [1.0] * 3
-    else:  # what a model after one step predicts is no number of the victim's
+    else:  # what a model after one step predicts is not a number of the victim's
         errors = [float(row["value"]) for row in values if row["metric"] == "target_error"]
         assert len(errors) == 3
         assert min(errors) > 0.3

@@ -286,7 +286,7 @@ def test_buffers_of_another_shape_beside_a_gradient_are_refused(tmp_path: Path) 
     update = make_update(normalised)
     update = replace(update, payload=update.payload | Payload.from_dense({"1.running_mean": torch.zeros(3)}, "weights"))
     told = refusal(record_updates(tmp_path, update), InvertingGradients(iterations=3), replace(KNOWN, model=normalised))
-    assert "the recorded buffers beside the gradient have 1.running_mean of shape (3,), the model (4,)" in told
+    assert "the recorded buffers sent with the gradient have 1.running_mean of shape (3,), the model (4,)" in told
 
 
 @pytest.mark.parametrize("granted", [{}, {"learning_rate": 0.5, "local_epochs": 9, "batch_size": 1}])

@@ -79,7 +79,7 @@ class NoiseBeforeClipping(SoundGradients):
 
 
 class HalfTheNoise(SoundGradients):
-    """It adds half of the noise that the accountant is told."""
+    """It adds half of the noise that the accountant assumes."""
 
     def draw(self, like: Tensor, name: str, context: LocalContext) -> Tensor:
         return super().draw(like, name, context) / 2

@@ -194,7 +194,7 @@ def _pair_answers(
             if true.numel() != claimed.numel():
                 raise DataError(
                     f"truth: round {number}, '{name}': it has {true.numel()} numbers, and {claimed.numel()} were "
-                    "answered; mend the file (fedsim.write_answers)"
+                    "answered; fix the file (fedsim.write_answers)"
                 )
             standing = int(finding.standings[name][index])
             parts["claimed"].append(claimed)

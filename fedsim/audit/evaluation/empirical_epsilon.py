@@ -77,7 +77,7 @@ class EpsilonComparison:
     """Proved and measured epsilon of one defense of one client.
 
     Attributes:
-        client: its id; None where each canary is a client of its own.
+        client: its id; None where each canary is a separate client.
         defense: its label in the ledger.
         rounds: number of rounds in which the client sent, or may have sent.
         proved: upper bound from the ledger; infinite where nothing is proved.

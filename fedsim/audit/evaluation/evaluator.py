@@ -59,7 +59,7 @@ class FindingSpec:
     def expect(self, name: str, claimed: object, expected: object) -> None:
         """Raise AttackError unless what the attack claims is as expected."""
         if claimed != expected:
-            raise AttackError(f"{self.where}: the attack claims {name} {claimed}, expected {expected}; mend the attack")
+            raise AttackError(f"{self.where}: the attack claims {name} {claimed}, expected {expected}; fix the attack")
 
     def expect_below(self, name: str, numbers: Tensor, end: int) -> None:
         """Raise AttackError unless all of these integers are below `end`."""

@@ -346,7 +346,7 @@ def drop_held_examples(public: PublicExamples, truths: Sequence[Truth]) -> Publi
             "granted as an auxiliary record; name a file of other ones"
         )
     log.warning(
-        "truth.%s: %d of %d examples are no auxiliary records, because each is equal to one of a client's",
+        "truth.%s: %d of %d examples are not auxiliary records, because each is equal to one of a client's",
         PUBLIC_KEY,
         count - len(kept),
         count,

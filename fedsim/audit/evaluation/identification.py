@@ -61,7 +61,7 @@ def score_identification(claimed: Tensor, truth: Truth, pool: Pool | None, devic
     if likeness.shape != (len(claimed), len(pool.data)):
         raise PluginError(
             f"modalities: '{truth.modality}' gives a likeness of shape {tuple(likeness.shape)}, expected "
-            f"{(len(claimed), len(pool.data))}, claims by examples; mend its likeness"
+            f"{(len(claimed), len(pool.data))}, claims by examples; fix its likeness"
         )
     is_matched = torch.zeros(len(pool.data), dtype=torch.bool)
     is_matched[likeness.argmax(1).cpu()] = True

@@ -98,7 +98,7 @@ def local_optimum(
 def match_state(model: nn.Module, state: State) -> State | None:
     """Return `state` under the names of `model`; None where it does not fit.
 
-    It may hold BatchNorm's running statistics or not. Integer buffers are no part of states.
+    It may hold BatchNorm's running statistics or not. Integer buffers are not part of states.
     """
     tensors = model.state_dict().items()
     shapes = {name: tensor.shape for name, tensor in tensors if tensor.is_floating_point()}

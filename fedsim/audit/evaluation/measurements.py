@@ -225,7 +225,7 @@ def _pair_sets(claimed_sets: Sequence[Tensor], truth: Truth, device: torch.devic
             if paired.shape != truth.data.shape:
                 raise PluginError(
                     f"modalities: '{truth.modality}' pairs claims to the shape {tuple(paired.shape)}, expected "
-                    f"{tuple(truth.data.shape)} like the data; mend its pair_claims"
+                    f"{tuple(truth.data.shape)} like the data; fix its pair_claims"
                 )
         return [paired.to(device) for paired in paired_sets]
     # The misfits of all sets, and of mid-grey, by one computation that is read once.

@@ -185,7 +185,7 @@ def score_membership(scores: Tensor, is_member: Tensor) -> list[Score]:
     for metric, rate in RATES.items():
         if non_members * rate < 1:
             reason = (
-                f"{rate:.1%} of {non_members} candidates that are no members is less than one; "
+                f"{rate:.1%} of {non_members} candidates that are not members is less than one; "
                 "grant more candidates, of a victim that holds enough"
             )
             all_scores.append(Score.from_reason(metric, reason))

@@ -137,5 +137,5 @@ def _read_weights(path: Path) -> Mapping[str, Tensor]:
 
 def _unreadable(path: Path, reason: str) -> DataError:
     return DataError(
-        f"{path}: is no readable file of weights ({reason}); get it again, or remove it to go without LPIPS"
+        f"{path}: is not a readable file of weights ({reason}); get it again, or remove it to go without LPIPS"
     )

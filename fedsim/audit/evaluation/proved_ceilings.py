@@ -31,7 +31,7 @@ _REASONS = {
     "attribute_balanced_accuracy": "how well a record's attribute is guessed without messages is known only from below",
     "source_accuracy": "a record that another client holds changes the messages of two clients",
 }
-_NO_PRIOR = "the score is no choice among finitely many candidates, each as likely as the next"
+_NO_PRIOR = "the score is not a choice among finitely many candidates, each as likely as the next"
 _OTHER_RECORDS = "records of other clients enter messages as well, so that a swap changes those of two clients"
 
 

@@ -55,7 +55,7 @@ class CertifiedShare(Metric):
     higher_is_better = True
     is_share = True
     evidence = "none"
-    meaning = "what the attack itself is sure of, without the truth"
+    meaning = "certified by the attack itself, without the ground truth"
 
 
 class FalseCertificates(Metric):
@@ -65,7 +65,7 @@ class FalseCertificates(Metric):
     higher_is_better = False
     is_share = True
     evidence = "none"
-    meaning = "of those, what is not exact: above 0 the attack is wrong"
+    meaning = "share of these that is not exact; above 0 the attack is wrong"
 
 
 class LabelAccuracy(Metric):
@@ -359,7 +359,7 @@ def guess_examples(
         if guess.shape != (material.count, *shape):
             raise PluginError(
                 f"modalities: the floor '{name}' of '{truth.modality}' has the shape {tuple(guess.shape)}, expected "
-                f"{(material.count, *shape)} like the data; mend its guess_examples"
+                f"{(material.count, *shape)} like the data; fix its guess_examples"
             )
         # A guess beyond the data is a worse one, and what it is the floor of would look like leakage.
         is_same_kind = guess.is_floating_point() != truth.has_tokens
@@ -367,7 +367,7 @@ def guess_examples(
             raise PluginError(
                 f"modalities: the floor '{name}' of '{truth.modality}' is {guess.dtype} from {guess.min().item():g} to "
                 f"{guess.max().item():g}, expected {'tokens' if truth.has_tokens else 'numbers in [0, 1]'} like the "
-                "data; mend its guess_examples"
+                "data; fix its guess_examples"
             )
     return guesses
 

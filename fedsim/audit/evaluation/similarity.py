@@ -52,7 +52,7 @@ class SimilarityAtBroadcast(Metric):
     title = "L_sim"
     higher_is_better = False
     evidence = "none"
-    meaning = "how well the claims explain the message, not leakage"
+    meaning = "fit of the claims to the message, not leakage"
 
     @property
     def best_value(self) -> float | None:

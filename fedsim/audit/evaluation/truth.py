@@ -85,7 +85,7 @@ class Truth:
             DataError: it is missing, damaged, or its values leave [0, 1].
         """
         if path.exists() and not path.is_file():  # reading a pipe would wait for ever
-            raise DataError(f"truth: {path} is no file; name a safetensors file with 'data' and 'labels'")
+            raise DataError(f"truth: {path} is not a file; name a safetensors file with 'data' and 'labels'")
         try:
             tensors = load_file(path)
             if "tokens" in tensors:
@@ -248,7 +248,9 @@ def _to_finite(value: Any, where: str) -> Tensor:
     try:
         tensor = torch.as_tensor(value).to(torch.float64).contiguous().clone()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"{where} is no number or array of numbers ({first_line(error)}); give what it is") from error
+        raise DataError(
+            f"{where} is not a number or array of numbers ({first_line(error)}); give what it is"
+        ) from error
     if not tensor.isfinite().all():
         raise DataError(f"{where} is NaN or infinite; leave it out")
     return tensor

@@ -146,7 +146,7 @@ def find_complaint(finding: Finding, about: FindingMetadata, context: Evaluation
         f"{_describe_sign(retraining.distance)}"
     )
     remedy = (
-        "mend [truth], or what [app] and [adversary.knowledge] say of the model, the loss, local training and the "
+        "fix [truth], or what [app] and [adversary.knowledge] say of the model, the loss, local training and the "
         "order of arrays; if clients add noise, compress or augment their data, say defended = true in [app]"
     )
     if number := _find_explained_round(message, truth, about, context):
@@ -203,7 +203,7 @@ def _describe_unrelated(
     if distances[nearest] < _RELATED:
         return (
             f"{complaint}{_describe_sign(distance)}, and what client {nearest} is said to have held does "
-            f"({distances[nearest]:.3f}); mend {'[app] or ' if distance >= _OPPOSITE else ''}[truth]"
+            f"({distances[nearest]:.3f}); fix {'[app] or ' if distance >= _OPPOSITE else ''}[truth]"
         )
     # Many local steps turn an update away from any gradient, and noise may leave nothing of it.
     if distance < _UNRELATED or context.knowledge.defenses_in(first_round(about)):
@@ -215,7 +215,7 @@ def _describe_unrelated(
         log.warning("%s, client %s: %s", about["attack"], victim, sentence)
         return ""
     return (
-        f"{complaint}; mend [truth], or what [app] and [adversary.knowledge] say of the model, the loss and the "
+        f"{complaint}; fix [truth], or what [app] and [adversary.knowledge] say of the model, the loss and the "
         "messages; if the app's own defense hides the data, say defended = true in [app]"
     )
 
@@ -393,7 +393,7 @@ def _warn_of_length(retraining: Retraining, victim: str) -> None:
     if is_known and abs(math.log(retraining.length)) > math.log1p(_LENGTH_TOLERANCE):
         log.warning(
             "client %s: its message is %.3g times as long as training on truth.%s as [adversary.knowledge] states "
-            "gives, so that attacks which compare lengths expect another one; mend learning_rate or the number of "
+            "gives, so that attacks which compare lengths expect another one; fix learning_rate or the number of "
             "local steps, or, where clients sum over their examples, name a loss that sums",
             victim,
             retraining.length,

@@ -54,7 +54,7 @@ class IndexFile:
 
 def _read_table(path: Path) -> Mapping[str, Any]:
     if path.exists() and not path.is_file():  # reading a pipe would wait for ever
-        raise DataError(f"{path}: is no file; name another partition.path")
+        raise DataError(f"{path}: is not a file; name another partition.path")
     try:
         if path.suffix == ".safetensors":
             return load_file(path)

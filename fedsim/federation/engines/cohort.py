@@ -449,7 +449,7 @@ def unpack_answers(answer: Message) -> Answers | str:
     for key, record in answer.content.items():
         owner, _, name = key.partition("/")
         if not owner.isdecimal():
-            return f"its node answered for '{owner}', which is no client"
+            return f"its node answered for '{owner}', which is not a client"
         answers.setdefault(int(owner), {})[name] = record
         if isinstance(record, ArrayRecord):
             try:

@@ -58,7 +58,7 @@ _ENVIRONMENT = {
 class FlowerEngine(Engine):
     """Deploy Flower: a SuperLink, and SuperNodes that play the clients.
 
-    Both start with the run, in a network of their own, and end with it, unless `federation.address`
+    Both start with the run, in a separate network, and end with it, unless `federation.address`
     names a SuperLink that runs already. `federation.supernodes` is the number of SuperNodes.
     """
 
@@ -151,7 +151,7 @@ def _start_deployment(
     address = f"{_HOST}:{_PORT}"
     connection = {"superlink": {"default": _CONNECTION_NAME, _CONNECTION_NAME: {"address": address, "insecure": True}}}
     (home / "config.toml").write_text(tomli_w.dumps(connection), encoding="utf-8")
-    log.info("starting a SuperLink and %d SuperNodes, in a network of their own", supernodes)
+    log.info("starting a SuperLink and %d SuperNodes, in a separate network", supernodes)
 
     def start(name: str, command: str, *options: str) -> CommandProcess:
         return processes.start(name, network.command([find_executable(command), "--insecure", *options]))

@@ -73,7 +73,7 @@ def _wait_for_process_id(holder: CommandProcess) -> int | None:
 
 def _explain_failure(reason: str) -> str:
     return (
-        "federation.engine: 'flower' keeps its SuperLink in a network namespace of its own, for on the loopback that "
+        "federation.engine: 'flower' keeps its SuperLink in a separate network namespace, for on the loopback that "
         f"all users of this machine share any of them could run code as you; here none can be made ({reason}); "
         "let users make namespaces (sysctl kernel.apparmor_restrict_unprivileged_userns=0 on Ubuntu; in a container, "
         "a security profile that allows unshare), or use engine 'serial' or 'ray', or the address of a SuperLink"

@@ -379,7 +379,7 @@ def _check_cluster(address: str, where: str) -> None:
         ) from error
     if not any(map(_is_local, hosts)):  # Ray would end this process, or the run in an obscure way
         raise RunError(
-            f"{where}: this machine is no host of the Ray cluster at '{address}', which has "
+            f"{where}: this machine is not a host of the Ray cluster at '{address}', which has "
             f"{join_first(sorted(hosts), 4)}; join it by `ray start --address={head}`, or start the run on one of these"
         )
 

@@ -14,7 +14,7 @@ from fedsim.report.reported_run import ReportedRun
 class ExposurePanel(Panel):
     """Show what each client measured of its own exposure beside what attacks found out of it."""
 
-    title = "How exposed the clients were before they sent"
+    title = "How exposed the clients were before sending"
     link = "Exposure"
     order = 70
 

@@ -20,8 +20,8 @@ from fedsim.report.reproduction import reproduction_of
 class ReproductionPanel(Panel):
     """Offer the files that reproduce the page, say what else they need, and what to cite."""
 
-    title = "How to make this page again"
-    link = "Make it again"
+    title = "How to reproduce this page"
+    link = "Reproduce"
     order = 130
 
     def render(self, run: ReportedRun) -> Markup:

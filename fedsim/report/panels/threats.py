@@ -15,7 +15,7 @@ class ThreatsPanel(Panel):
     """Say what the adversary sees, what it is granted, and which attack needs what of it."""
 
     title = "Threat model"
-    link = "Who knows what"
+    link = "Threat model"
     order = 80
 
     def render(self, run: ReportedRun) -> Markup | None:

@@ -139,7 +139,7 @@ def check_model(model: Any, dataset: Dataset, sample: Tensor, name: str, *, atta
     if complaint := describe_undeclared_term(model, outputs):
         raise ConfigError(f"model: '{name}' {complaint}")
     if not outputs.isfinite().all():
-        raise ConfigError(f"model: '{name}' gives NaN or infinite outputs with fresh weights; mend its initialisation")
+        raise ConfigError(f"model: '{name}' gives NaN or infinite outputs with fresh weights; fix its initialisation")
 
     # One backward pass, and for attacks the derivative of the gradient's norm.
     try:

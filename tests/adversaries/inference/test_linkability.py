@@ -22,7 +22,7 @@ def record(folder, signature=1.0, rounds=3, ids=None, controls=False):
     Args:
         signature: size of what a client's messages have in common, beside noise of size 1.
         ids: round to the ids of the clients, in their order; the same in all by default.
-        controls: whether control variates are sent beside the model.
+        controls: whether control variates are sent with the model.
     """
     generator = torch.Generator().manual_seed(5)
     of_client = torch.randn(NUM_CLIENTS, 40, generator=generator) * signature

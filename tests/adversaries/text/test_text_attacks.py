@@ -344,7 +344,7 @@ def test_an_update_that_says_nothing_of_words_is_refused(record: Record) -> None
         ),
         (torch.zeros(2, 3).long(), torch.zeros(1).long(), "the attack claims 2 texts but 1 labels"),
         (torch.full((1, 3), -1), torch.zeros(1).long(), "the attack claims tokens below 0"),
-        (torch.zeros(1, 3).long(), torch.tensor([-1]), "the attack claims labels that are no class indices"),
+        (torch.zeros(1, 3).long(), torch.tensor([-1]), "the attack claims labels that are not class indices"),
     ],
 )
 def test_texts_are_checked_when_they_are_claimed(tokens: Tensor, labels: Tensor, message: str) -> None:

@@ -153,7 +153,7 @@ NARROW = Knowledge(columns=(1, 1), value_range=([0.0] * 2, [1.0] * 2))
         (train_rounds(), NARROW, "3 features, columns has 2"),
         (train_rounds(num_examples=0)[1:], KNOWLEDGE, r"reports no N, .* set \[app\] num_examples"),
         ([tree_update(b"", b"", num_examples=24)], KNOWLEDGE, "sent no model"),
-        ([OTHER_START], KNOWLEDGE, "covers are no counts"),
+        ([OTHER_START], KNOWLEDGE, "covers are not counts"),
         ([tree_update(b"", b"no model")], KNOWLEDGE, "is no JSON of XGBoost"),
     ],
 )

@@ -181,21 +181,21 @@ def test_a_dry_run_says_what_is_shared_done_and_does_not_apply(here: Call) -> No
     }
     code, out, error = here("--dry-run", axes=axes)
     assert (code, error) == (0, "")
-    assert "2 cells on 1 federation, 0 done already; 2 more do not apply; each federation is run once" in out
+    assert "2 cells on 1 federation, 0 done; 2 more do not apply; each federation runs once" in out
     assert "attack: sme, spear-ica; model: lenet; seed: 0" in out
     assert "no cell is done yet" in out
     assert not Path("runs").exists()
     assert here(axes=axes)[0] == 0
-    assert "nothing is left to do" in here("--dry-run", axes=axes)[1]
+    assert "all cells are done" in here("--dry-run", axes=axes)[1]
     more = here("--dry-run", axes=axes, seeds=[0, 1])[1]
-    assert "left with 1 worker, by what finished cells took" in more
+    assert "remain with 1 worker, estimated from finished cells" in more
 
 
 def test_where_nothing_leaks_without_a_defense_it_is_said_before_the_other_cells_run(here: Call) -> None:
     axes = {"attack": [{"name": "sme", "iterations": 1}], "defense": [[{"name": "top-k", "fraction": 0.1}]]}
     assert here(axes=axes, stop_without_leak=True)[0] == 0
     log = Path("runs/study/log.txt")
-    assert "no attack is shown to leak (sme; 1 victim)" in log.read_text(encoding="utf-8")
+    assert "no attack shows a leak (sme; 1 victim)" in log.read_text(encoding="utf-8")
     cells = fedsim.Sweep("runs/study").cells
     assert cells[["defense", "added", "state"]].values.tolist() == [["top-k", 0, "skipped"], ["none", 1, "done"]]
     assert "attack more victims" in cells["reason"][0]
@@ -209,8 +209,7 @@ def test_where_nothing_leaks_without_a_defense_it_is_said_before_the_other_cells
 def test_a_dry_run_says_which_controls_are_added(here: Call) -> None:
     axes = {"defense": [[{"name": "top-k", "fraction": fraction}] for fraction in (0.1, 0.2)]}
     out = here("--dry-run", axes={"attack": [{"name": "sme", "iterations": 1}], **axes})[1]
-    assert "3 cells on 3 federations, 0 done already; 1 of the cells is a control without a defense, which" in out
-    assert "the grid lacks" in out
+    assert "3 cells on 3 federations, 0 done; 1 of the cells is a control without a defense, added" in out
 
 
 @pytest.mark.thorough
@@ -252,7 +251,7 @@ def test_ctrl_c_leaves_tables_of_what_is_done(sweep_home: Path, tmp_path: Path) 
         process.send_signal(signal.SIGINT)
         told = process.communicate()[1]
     assert process.returncode == 1
-    assert told == "fedsim: interrupted; the same `fedsim sweep` goes on with the cells that are not done\n"
+    assert told == "fedsim: interrupted; the same `fedsim sweep` continues with the remaining cells\n"
     assert "not done" in set(fedsim.Sweep(tmp_path / "runs" / "study").cells["state"])
     assert subprocess.run(command, cwd=tmp_path, check=False).returncode == 0
     pd.testing.assert_frame_equal(scores(tmp_path / "runs" / "study"), scores(sweep_home / "sweep"))

@@ -69,7 +69,7 @@ def test_colluders_help_an_attack_on_the_last_client(run: OpenRun) -> None:
     page = write_report(run, None, []).read_text()
     assert "the server with clients 0, 1, 2" in page
     assert "without what these clients themselves added to them" in page
-    assert "and with colluding clients without what these added" in page
+    assert "with colluding clients, without their contributions" in page
 
 
 def test_inspect_says_who_attacks_and_whose_parts_are_kept(run: OpenRun, capfd: pytest.CaptureFixture[str]) -> None:

@@ -115,7 +115,7 @@ def test_an_eavesdropper_under_secure_aggregation_gets_what_models_show(tmp_path
     eavesdropper, outsider = by_who['{"adversary.who": "eavesdropper"}'], by_who['{"adversary.who": "outsider"}']
     assert list(eavesdropper.examples) == [16]  # of all, in spite of the two groups whose sums the server sees
     assert list(eavesdropper.value) == list(outsider.value)
-    assert "Uploads are masked, and say nothing." in write_report(run, None, []).read_text()
+    assert "Uploads are masked, and reveal nothing." in write_report(run, None, []).read_text()
     with pytest.raises(ConfigError, match="num_examples and client_ids are withheld"):
         attack(run, "analytic", who="eavesdropper", knowledge={"num_examples": False})
     with pytest.raises(KnowledgeError, match="uploads are masked, and models show an eavesdropper"):

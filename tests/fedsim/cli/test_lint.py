@@ -95,7 +95,7 @@ def test_strict_fails_only_where_there_are_pitfalls(file: Path, call: Call) -> N
         ("[adversary]\nvictims = [0]\n", "nothing is attacked"),
         (
             FAULTLESS.replace('"leaf-synthetic"', '"image-folder"\npath = "nowhere"'),
-            "not looked for: small grey images only, such as MNIST or digits",
+            "not checked: small grey images only, such as MNIST or digits",
         ),
     ],
 )
@@ -104,7 +104,7 @@ def test_strict_fails_where_nothing_was_looked_at(file: Path, call: Call, text: 
     result = call("lint", file, "--strict")
     assert result.returncode == 1
     assert re.findall(r"^\d+\. (.*)$", result.stdout, re.MULTILINE) == [title]
-    assert ("Counter-experiment" in result.stdout) == (not title.startswith("not looked for"))
+    assert ("Counter-experiment" in result.stdout) == (not title.startswith("not checked"))
 
 
 @pytest.mark.parametrize("text", ["nonsense", "[training]\nepochs = 1\n", '[[attack]]\nname = "nobody"\n'])

@@ -92,7 +92,7 @@ def test_the_file_may_say_another_modality(tmp_path: Path) -> None:
         ({"x": [1.0], "y": [1]}, r"'x' has the shape \(1,\), expected examples by their axes"),
         ({"x": [[1.0]], "y": 1}, r"'y' has the shape \(\), expected"),
         ({"x": [[1.0], [2.0]], "y": [1]}, "'x' has 2 examples, but not as many labels"),
-        ({"x": [[None]], "y": [1]}, "is no file of arrays, .*; write it by numpy.savez"),
+        ({"x": [[None]], "y": [1]}, "is not a file of arrays, .*; write it by numpy.savez"),
     ],
 )
 def test_another_file_is_one_sentence(arrays: dict[str, Any], sentence: str, tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_another_file_is_one_sentence(arrays: dict[str, Any], sentence: str, tmp
 
 def test_a_file_that_is_none_and_a_range_upside_down_are_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.npz").write_text("x")
-    with pytest.raises(DataError, match=r"mine\.npz: is no file of arrays"):
+    with pytest.raises(DataError, match=r"mine\.npz: is not a file of arrays"):
         ArrayFile(path=str(tmp_path / "mine.npz")).load(None)
     with pytest.raises(DataError, match="'npz' needs a path"):
         ArrayFile().load(None)

@@ -89,7 +89,7 @@ def rewritten(path: Path, text: str) -> None:
 @pytest.mark.parametrize("line", ["SHA256 (sub/file.bin) = 00", "00  sub/file.bin", "nonsense"])
 def test_sums_that_are_none_are_refused_rather_than_skipped(tmp_path: Path, file: Path, line: str) -> None:
     (tmp_path / "SHA256SUMS").write_text(f"{SHA}  other\n{line}\n")
-    with pytest.raises(DataError, match=r"SHA256SUMS: line 2 is not 'SHA256  FILE'; write it anew"):
+    with pytest.raises(DataError, match=r"SHA256SUMS: line 2 is not 'SHA256  FILE'; write it again"):
         verify_checksum(file, tmp_path, MD5)
 
 
@@ -98,7 +98,7 @@ def test_sums_that_are_no_text_and_files_that_are_gone_are_one_sentence(tmp_path
     with pytest.raises(DataError, match=r"file\.bin: cannot be read \(No such file or directory\)"):
         verify_checksum(file, tmp_path, MD5)
     (tmp_path / "SHA256SUMS").write_bytes(b"\xff\xfe")
-    with pytest.raises(DataError, match=r"SHA256SUMS: cannot be read .*; write it anew with sha256sum, or remove it"):
+    with pytest.raises(DataError, match=r"SHA256SUMS: cannot be read .*; write it again with sha256sum, or remove it"):
         verify_checksum(file, tmp_path, MD5)
 
 

@@ -344,14 +344,14 @@ def test_cifar100_has_100_classes_or_20(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ([1, 2], r"is no dictionary with 'data' and 'labels'"),
-        ({"data": 1}, r"is no dictionary with 'data' and 'labels'"),
+        ([1, 2], r"is not a dictionary with 'data' and 'labels'"),
+        ({"data": 1}, r"is not a dictionary with 'data' and 'labels'"),
         (batch([0, 1]) | {"labels": [1]}, "holds 2 images but 1 labels"),
-        (batch([0]) | {"labels": 5}, "'labels' is no list of classes"),
-        (batch([0]) | {"labels": [-1]}, "'labels' is no list of classes"),
-        (batch([0]) | {"labels": ["a"]}, "'labels' is no list of classes"),
-        (batch([0]) | {"data": [[0] * 3072]}, "'data' is no array of rows of 3072 bytes"),
-        (batch([0]) | {"data": np.zeros((1, 3071), np.uint8)}, "'data' is no array of rows of 3072 bytes"),
+        (batch([0]) | {"labels": 5}, "'labels' is not a list of classes"),
+        (batch([0]) | {"labels": [-1]}, "'labels' is not a list of classes"),
+        (batch([0]) | {"labels": ["a"]}, "'labels' is not a list of classes"),
+        (batch([0]) | {"data": [[0] * 3072]}, "'data' is not an array of rows of 3072 bytes"),
+        (batch([0]) | {"data": np.zeros((1, 3071), np.uint8)}, "'data' is not an array of rows of 3072 bytes"),
         (batch([0]) | {"data": np.zeros((1, 3072))}, r"is damaged \(ValueError: expected an array of bytes, got .*f8"),
         (batch([0]) | {"data": np.array([[None]])}, "is damaged .*expected an array of bytes"),
         (batch([0]) | {"data": torch.zeros(1)}, "asks for torch"),
@@ -567,7 +567,7 @@ def test_a_missing_or_damaged_face_is_named(folder: Path) -> None:
     path = folder / "att_faces" / "s7" / "3.pgm"
     for content in (path.read_bytes()[:-5], b"", b"P5 1", b"<html>"):
         path.write_bytes(content)
-        assert "att_faces/s7/3.pgm: is no whole image (" in refusal(AttFaces().load, folder)
+        assert "att_faces/s7/3.pgm: is not a whole image (" in refusal(AttFaces().load, folder)
     path.unlink()
     assert "att_faces/s7/3.pgm: no such file" in refusal(AttFaces().load, folder)
 
@@ -718,8 +718,8 @@ def test_a_folder_that_will_not_do_is_one_sentence(folder: Path) -> None:
     path = own / "b" / "3.jpg"
     for content in (path.read_bytes()[:-2000], b"", b"<html>not an image"):
         path.write_bytes(content)
-        assert f"{path}: is no whole image (" in load()
-        assert "mend it or take it out of the folder" in load()
+        assert f"{path}: is not a whole image (" in load()
+        assert "fix it or take it out of the folder" in load()
     write_image(path)
     giant = ImageFolder(path="own", size=10**6)
     assert "9 images of 1000000 x 1000000 take 27000 GB, more than the" in refusal(giant.load, folder)

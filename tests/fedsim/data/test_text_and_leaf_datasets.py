@@ -137,11 +137,11 @@ BAD: dict[str, tuple[str, str]] = {
     "images": (user(["0001.jpg"], [1]), "user 'ann': x names an image .0001.jpg., which is not supported"),
     "number": (user([3.5], [1]), "user 'ann': x is 3.5, expected a list of numbers or a text"),
     "empty x": (user([[]], [1]), r"user 'ann': x is \[\], expected a list of numbers or a text"),
-    "no number": (user([[1, 2], [1, "b"]], [0, 1]), "user 'ann': x holds something that is no number"),
+    "no number": (user([[1, 2], [1, "b"]], [0, 1]), "user 'ann': x holds something that is not a number"),
     "nan": (user([[1, 2], [1, float("nan")]], [0, 1]), "user 'ann': x holds NaN, null or an infinite number"),
     "null": (user([[1, 2], [1, None]], [0, 1]), "user 'ann': x holds NaN, null or an infinite number"),
     "huge": (user([[1, 2], [1, 1e300]], [0, 1]), "user 'ann': x holds NaN, null or an infinite number"),
-    "astronomical": (user([[1, 2], [1, 10**400]], [0, 1]), "user 'ann': x holds something that is no number"),
+    "astronomical": (user([[1, 2], [1, 10**400]], [0, 1]), "user 'ann': x holds something that is not a number"),
     "large label": (user([[1, 2], [1, 1]], [0, 10**30]), "user 'ann': y is 10*, expected a class"),
     "listed twice": (broken(users=["ann", "ann"]), "names user 'ann' twice, whose examples would count twice"),
     "true label": (user([[1, 2], [1, 1]], [0, True]), "user 'ann': y is True, expected a class"),
@@ -176,7 +176,7 @@ def test_a_user_whose_file_is_there_twice_does_not_count_twice(tmp_path: Path) -
     with pytest.raises(DataError, match=r"copy.json: user 'ann': has the same examples in all_data_0.json, and they"):
         Leaf(path="task").load(folder)
     (home / "copy.json").unlink()
-    os.mkfifo(home / "copy.json")  # which is no file, and would be waited for
+    os.mkfifo(home / "copy.json")  # which is not a file, and would be waited for
     assert len(Leaf(path="task").load(folder).train) == 3
 
 
@@ -453,8 +453,8 @@ def test_r8_has_the_published_counts_and_the_first_text_of_the_paper() -> None:
 
 
 BAD_R8: dict[str, tuple[str | bytes, str]] = {
-    "no tab": ("earn\tnet\nearn net\n", "line 2 is no class, tab and text"),
-    "no text": ("earn\t \n", "line 1 is no class, tab and text"),
+    "no tab": ("earn\tnet\nearn net\n", "line 2 is not a class, tab and text"),
+    "no text": ("earn\t \n", "line 1 is not a class, tab and text"),
     "other class": ("cocoa\tbeans\n", "line 1 is of class 'cocoa', expected one of acq, crude"),
     "empty": ("", "is empty; get the file again"),
     "not UTF-8": (b"earn\t\xff\xfe\n", "is no UTF-8 text .byte 5."),

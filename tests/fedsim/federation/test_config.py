@@ -176,7 +176,7 @@ def build(path: Path, *overrides: str) -> Config:
         ("adversary.rounds=[0]", "adversary.rounds: expected rounds from 1 to 2, got 0"),
         ("recording.clients=[9]", "recording.clients: expected clients from 0 to 3, got 9"),
         ("recording.rounds=[9]", "recording.rounds: expected rounds from 1 to 2, got 9"),
-        ("attack.sme.label=ig", "two attacks are called 'ig'; give one of them a label of its own"),
+        ("attack.sme.label=ig", "two attacks are called 'ig'; give one of them a label"),
         ("strategy.min_train_nodes=99", "strategy.min_train_nodes: expected at most federation.clients = 4, got 99"),
         ("federation.clients=1_000_000", "federation.clients: 1000000 clients for 1438 examples; lower it"),
         # --set itself.

@@ -133,7 +133,7 @@ def test_the_hash_of_a_strangers_metric_follows_its_code(install: Install) -> No
             "explanations: expected a tuple of sentences, got 'read it'",
         ),
         ("def measure", "def measured", "Can't instantiate abstract class Sound"),
-        ("(ExampleMetric)", "", "is no class that derives from fedsim.Metric; correct its entry point"),
+        ("(ExampleMetric)", "", "is not a class that derives from fedsim.Metric; correct its entry point"),
         ("import ExampleMetric, Metric", "import Nothing", "does not load: ImportError: cannot import name 'Nothing'"),
     ],
 )

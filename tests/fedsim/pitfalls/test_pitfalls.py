@@ -231,8 +231,8 @@ def test_what_cannot_be_looked_for_is_named_with_the_reason(tmp_path: Path, monk
     monkeypatch.setenv("FEDSIM_DATA", str(tmp_path))
     tables = merge(EXPERIMENT, {"data": {"name": "image-folder", "path": "nowhere"}})
     [pitfall] = [pitfall for pitfall in fedsim.lint(tables) if not pitfall.was_tried]
-    assert pitfall.title == "not looked for: small grey images only, such as MNIST or digits"
-    assert re.fullmatch(r"image-folder cannot be looked at: .*nowhere.*\.", pitfall.detail)
+    assert pitfall.title == "not checked: small grey images only, such as MNIST or digits"
+    assert re.fullmatch(r"image-folder cannot be checked: .*nowhere.*\.", pitfall.detail)
     assert pitfall.counter_experiment == ""
 
 

@@ -138,7 +138,7 @@ def test_something_else_registered_as_an_attack_is_refused(attacks: list[EntryPo
 def test_what_is_no_plugin_is_not_called(group: registry.Group, name: str, tmp_path: Path) -> None:
     """An experiment file may lie in somebody else's run folder."""
     made = tmp_path / "made"
-    with pytest.raises(PluginError, match=f"'{name}' is no class with a method"):
+    with pytest.raises(PluginError, match=f"'{name}' is not a class with a method"):
         registry.build(group, name, {"command": f"touch {made}"}, "here")
     assert not made.exists()
 

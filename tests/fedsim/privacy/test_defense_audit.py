@@ -123,7 +123,7 @@ def test_the_command_ends_with_code_1_and_names_the_bug(call: Call) -> None:
     done = call("audit-defense", "tests.support.planted_defenses:SumsWithoutModulus", "--trials", "100")
     assert done.returncode == 1
     assert "Guesses in 100 trials of 2 releases" in done.stdout
-    assert "breaks its promise: guesses find at least" in done.stderr
+    assert "violates its guarantee: guesses find at least" in done.stderr
     assert FINDING_WORDS["sums without modulus"] in done.stderr
 
 

@@ -422,4 +422,4 @@ def test_without_data_and_ledger_the_report_keeps_to_words(tmp_path: Path, monke
         make_tiny_config(data={"name": "mnist"}, defense=[DP], partition={"samples_per_client": 10})
     )
     html = write_report(OpenRun(folder.path)).read_text(encoding="utf-8")
-    assert "privacy of each example, over all rounds; how much depends on what clients hold" in html
+    assert "privacy of each example, over all rounds; how much depends on the data of the clients" in html

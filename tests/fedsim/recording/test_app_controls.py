@@ -143,7 +143,7 @@ def test_a_common_factor_of_control_variates_is_found_by_the_stated_steps(
     if factor == 1:
         check_fit(recording, known)
     else:
-        with pytest.raises(ConfigError, match="mend learning_rate"):
+        with pytest.raises(ConfigError, match="fix learning_rate"):
             check_fit(recording, known)
     caplog.clear()
     check_fit(recording, Knowledge())

@@ -210,18 +210,18 @@ def write_two_spellings(folder):
 @pytest.mark.parametrize(
     ("break_round", "sentence"),
     [
-        (add_stray_file, r"weights.npz: is no file of an exchange, .*; rename or remove it"),
+        (add_stray_file, r"weights.npz: is not a file of an exchange, .*; rename or remove it"),
         (remove_broadcast, r"holds no broadcast.npz, so it is not known what client 3 was sent; write w_t there"),
         (add_second_reply, r"client-3.safetensors: says the same as client-3.npz; remove one of them"),
         (remove_replies, r"holds no reply, a file client-CLIENT.npz; remove it, or add what clients sent"),
         (add_facts_of_nobody, r"holds a broadcast or facts of client 8, which sent nothing"),
         (write_negative_count, r"client-3.json: num_examples is -1, expected a whole number from 1 on"),
         (write_count_of_0, r"client-3.json: num_examples is 0, .* from 1 on; leave it out where it is not known"),
-        (write_other_shape, r"client-3.npz: 'fc.weight' is 2 x 4, and 2 x 3 was sent to the client, .* no reply"),
+        (write_other_shape, r"client-3.npz: 'fc.weight' is 2 x 4, and 2 x 3 was sent to the client, .* not a reply"),
         (write_metric_that_is_no_number, r"client-3.json: loss is nan, expected a finite number"),
         (write_list, r"client-3.json: holds a list, expected an object"),
-        (count_rounds_from_0, r"round-0: is no round, which are round-1, round-2 and so on, counted from 1"),
-        (name_round_otherwise, r"round_2: is no round"),
+        (count_rounds_from_0, r"round-0: is not a round, which are round-1, round-2 and so on, counted from 1"),
+        (name_round_otherwise, r"round_2: is not a round"),
         (name_member_twice, r"client-3.json: members names a client twice"),
         (name_members_by_fractions, r"client-3.json: members is \[3.0, 4\], expected names or whole numbers"),
         (write_sum_of_models, r"client-3.npz: is about 3 times what the server sent, .* write their mean"),
@@ -274,7 +274,7 @@ def test_a_folder_with_content_is_left_alone(tmp_path):
 def test_a_file_in_place_of_the_run_folder_is_left_alone(tmp_path):
     write_round(tmp_path / "exchange")
     (tmp_path / "run").write_text("mine")
-    with pytest.raises(ConfigError, match="run: is no folder; name a run folder that is to be made"):
+    with pytest.raises(ConfigError, match="run: is not a folder; name a run folder that is to be made"):
         import_exchange(tmp_path / "exchange", tmp_path / "run")
     assert (tmp_path / "run").read_text() == "mine"
 
@@ -282,7 +282,7 @@ def test_a_file_in_place_of_the_run_folder_is_left_alone(tmp_path):
 def test_a_folder_without_rounds_is_named(tmp_path):
     with pytest.raises(ConfigError, match="holds no folder round-1"):
         import_exchange(tmp_path, tmp_path / "run")
-    with pytest.raises(ConfigError, match="is no folder"):
+    with pytest.raises(ConfigError, match="is not a folder"):
         import_exchange(tmp_path / "nowhere", tmp_path / "run")
 
 

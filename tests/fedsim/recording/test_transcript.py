@@ -925,7 +925,7 @@ def test_whatever_a_header_says_it_is_read_or_named_as_damaged(
         ({"round": 1.0}, "round of the header is 1.0"),
         ({"config": None}, "config of the header is None"),
         ({"failures": {"x": "y"}}, "invalid literal"),
-        ({"failures": {"3": 5}}, "a hash or a reason is no text"),
+        ({"failures": {"3": 5}}, "a hash or a reason is not a text"),
         ({"failures": {"3": "", "03": ""}}, "expected each once"),
         ({"further": 1}, "the header is {"),
         ("[" * 100_000, "recursion"),

@@ -149,7 +149,7 @@ def test_bytes_that_are_no_model_are_refused(content: bytes) -> None:
 def test_a_message_of_weights_is_no_model() -> None:
     weights = {"0": torch.zeros(3)}
     assert not holds_trees(weights)
-    with pytest.raises(TranscriptError, match="is no model of trees, which is one array of bytes"):
+    with pytest.raises(TranscriptError, match="is not a model of trees, which is one array of bytes"):
         parse_tree_state(weights, "here")
 
 

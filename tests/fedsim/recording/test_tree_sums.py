@@ -81,7 +81,7 @@ def test_weights_of_records_are_no_counts() -> None:
     sent = model()
     settings = fit_settings(sent.trees, "here")
     sent.trees[0].covers[:] *= 1.13
-    with pytest.raises(AttackError, match="covers are no counts where records have weights"):
+    with pytest.raises(AttackError, match="covers are not counts where records have weights"):
         count_leaves(sent.trees[0], sent, settings, "here")
 
 

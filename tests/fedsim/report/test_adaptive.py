@@ -59,22 +59,22 @@ def pair_of(naive: Sequence[float], adaptive: Sequence[float], **keys: Any) -> N
 @pytest.mark.parametrize(
     ("naive", "adaptive", "outcome", "told"),
     [
-        (HELD, HELD, NOT_CONCLUDED, "is not concluded: the adaptive attack found what the naive one did"),
+        (HELD, HELD, NOT_CONCLUDED, "the adaptive attack has the results of the naive one"),
         (
             HELD,
             LOWER,
             NOT_CONCLUDED,
-            "is not concluded: neither attack is beyond the floor, and nothing shows that it would be",
+            "neither attack is beyond the floor, but it is unknown whether it is without the defense",
         ),
-        (HELD, LEAKING, ONLY_NAIVE, "beats only the adversary who does not know it"),
+        (HELD, LEAKING, ONLY_NAIVE, "beats only the naive attack"),
         (LEAKING, LEAKING, FAILS, "does not hold: both attacks leak"),
         (LEAKING, HELD, FAILS, "does not hold: the naive attack leaks"),
         (BETWEEN, LEAKING, FAILS, "does not hold: the adaptive attack leaks"),
-        (HELD, BETWEEN, NOT_CONCLUDED, "is not concluded: neither attack leaks, but"),
-        (BETWEEN, HELD, NOT_CONCLUDED, "is not concluded"),
-        (HELD[:4], HELD[:4], NOT_CONCLUDED, "is not concluded: from fewer than 5 victims nothing is concluded"),
-        (HELD[:4], LEAKING[:4], NOT_CONCLUDED, "is not concluded: from fewer than 5 victims"),
-        ([*HELD[:4], math.inf], HELD, NOT_CONCLUDED, "is not concluded"),
+        (HELD, BETWEEN, NOT_CONCLUDED, "neither attack leaks, but"),
+        (BETWEEN, HELD, NOT_CONCLUDED, "neither attack leaks, but"),
+        (HELD[:4], HELD[:4], NOT_CONCLUDED, "fewer than 5 victims are too few"),
+        (HELD[:4], LEAKING[:4], NOT_CONCLUDED, "fewer than 5 victims"),
+        ([*HELD[:4], math.inf], HELD, NOT_CONCLUDED, ""),
     ],
 )
 def test_a_defense_is_worth_what_both_attacks_say(
@@ -82,8 +82,8 @@ def test_a_defense_is_worth_what_both_attacks_say(
 ) -> None:
     pair = pair_of(naive, adaptive)
     assert pair.outcome == outcome
-    subject = "what the clients' defense is worth" if outcome == NOT_CONCLUDED else "the clients' defense"
-    assert f"Against sme, by PSNR, {subject} {told}" in pair.sentence
+    start = "nothing is concluded about the clients' defense: " if outcome == NOT_CONCLUDED else "the clients' defense "
+    assert f"Against sme, by PSNR, {start}{told}" in pair.sentence
 
 
 def test_a_defense_holds_only_where_the_attack_leaks_without_it_and_somebody_tried_to_get_past_it() -> None:
@@ -93,7 +93,7 @@ def test_a_defense_holds_only_where_the_attack_leaks_without_it_and_somebody_tri
     assert "holds: neither the naive nor the adaptive attack is beyond the floor" in held.sentence
     useless = replace(pair, control=pair_of(HELD, HELD).naive)
     assert useless.outcome == NOT_CONCLUDED
-    assert "without the defense the same attack does not leak either" in useless.sentence
+    assert "the same attack does not leak without the defense either" in useless.sentence
     assert replace(pair_of(HELD, HELD), control=without).outcome == NOT_CONCLUDED
 
 
@@ -133,7 +133,7 @@ def test_differences_of_shares_stay_between_minus_one_and_one() -> None:
 
 
 def test_equal_scores_say_that_knowing_the_defense_changes_nothing() -> None:
-    assert pair_of(LEAKING, LEAKING).sentence.endswith("knowing the defense changes nothing.")
+    assert pair_of(LEAKING, LEAKING).sentence.endswith("knowing the defense has no effect.")
     assert "changes nothing" not in pair_of(LEAKING, LEAKING[::-1]).sentence
 
 
@@ -189,7 +189,7 @@ def test_to_fail_is_worth_less_than_to_beat_the_naive_attack() -> None:
     assert "by SSIM, the clients' defense does not hold" in told[1]
 
 
-NAIVE_ALONE = "only naive attacks were made: the adversary is not granted the defenses"
+NAIVE_ALONE = "only naive attacks ran: the adversary is not granted the defenses"
 
 
 def test_of_a_defended_run_it_is_said_that_only_naive_attacks_were_made() -> None:
@@ -203,7 +203,7 @@ def test_of_a_defended_run_it_is_said_that_only_naive_attacks_were_made() -> Non
 def test_attacks_that_read_no_defenses_are_named() -> None:
     found = [*make_readings(HELD, LEAKING), *score_readings(rows(HELD, knows=False, title="spear"), {})]
     assert remarks(found, defended=True, granted=True)[1:] == [
-        "Made by the naive adversary alone, because they read no defenses: spear."
+        "Only naive attacks ran, because these attacks do not use knowledge of defenses: spear."
     ]
     assert "only naive attacks" not in " ".join(remarks(make_readings(HELD, HELD), defended=True, granted=False))
 
@@ -227,9 +227,9 @@ def test_a_terminal_shows_one_table_of_what_is_the_same(monkeypatch: pytest.Monk
         told = remarks(found, defended=True, granted=True)
         work_shown.show_scores(SimpleNamespace(readings=found, ceilings=(), remarks=told))  # type: ignore[arg-type]
         shown = console.export_text()
-        assert shown.count("What leaked to sme") == tables
-        assert ("What leaked to sme, naive and adaptive alike" in shown) == (tables == 1)
-        assert ("knowing the defense changes nothing" in " ".join(shown.split())) == (tables == 1)
+        assert shown.count("Scores of sme") == tables
+        assert ("Scores of sme, naive and adaptive alike" in shown) == (tables == 1)
+        assert ("knowing the defense has no effect" in " ".join(shown.split())) == (tables == 1)
 
 
 def test_rounds_without_the_defense_stand_beside_what_is_said_of_it() -> None:

@@ -66,9 +66,9 @@ def test_a_defense_that_holds_says_what_so_few_victims_leave_open() -> None:
 
 
 def test_why_a_defense_does_not_hold_is_said() -> None:
-    assert "nobody tried to get past it" in outcome(AT_FLOOR, AT_FLOOR).reason
+    assert "no adaptive attack was tried" in outcome(AT_FLOOR, AT_FLOOR).reason
     assert "it still leaks" in outcome(HALVED, HALVED).reason
-    assert "only the naive attack was made; grant defenses = true" in outcome(HALVED, None).reason
+    assert "only the naive attack ran; grant defenses = true" in outcome(HALVED, None).reason
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_where_two_seeds_disagree_they_are_too_few() -> None:
     found = shares_of_two_seeds([[-0.8, -0.5, -0.5, -0.6, -0.3, -0.5], [-0.1, 0.1, 0.0, -0.1, 0.1, 0.0]])
     assert (found.word, found.reason) == (
         NOT_CONCLUDED,
-        "12 pairs in 2 seeds are too few to tell whether less leaks than without the defense; add seeds",
+        "12 pairs in 2 seeds are too few to tell whether leakage is lower than without the defense; add seeds",
     )
     [judged] = judge_attacks([found])
     assert judged.needs_seeds
@@ -154,11 +154,11 @@ def test_where_two_seeds_disagree_they_are_too_few() -> None:
 @pytest.mark.parametrize(
     ("change", "spread", "word", "reason"),
     [
-        (-0.2, 0.4, NOTHING, "at most 1 dB less leaks than without it"),
+        (-0.2, 0.4, NOTHING, "leakage is at most 1 dB lower than without it"),
         (-0.6, 1.5, NOT_CONCLUDED, "6 pairs in 1 seed are too few to tell whether"),
-        (-0.6, 0.1, WEAKENS, "less leaks than without it"),
-        (0.0, 0.0, NOTHING, "as much leaks as without it"),
-        (0.6, 0.1, NOTHING, "more leaks than without it"),
+        (-0.6, 0.1, WEAKENS, "leakage is lower than without it"),
+        (0.0, 0.0, NOTHING, "leakage is the same as without it"),
+        (0.6, 0.1, NOTHING, "leakage is higher than without it"),
     ],
 )
 def test_nothing_is_said_only_of_differences_that_are_shown_to_be_small(
@@ -222,7 +222,7 @@ def test_a_small_fall_by_one_of_several_metrics_may_be_chance(ssim: Sequence[flo
     assert judged.word == word
     assert judged.less_by == (() if word == NOT_CONCLUDED else ("SSIM",))
     if word == NOT_CONCLUDED:
-        assert judged.reason.startswith("less leaks by SSIM, as happens by chance where several metrics are compared")
+        assert judged.reason.startswith("leakage is lower by SSIM, but with several metrics this may be chance")
         assert judged.needs_seeds
 
 
@@ -260,7 +260,7 @@ def test_a_defense_does_not_pass_because_psnr_fell_while_examples_are_identified
     assert [(item.metric, item.word) for item in outcomes] == [("psnr", HOLDS), ("identified", NOTHING)]
     [judged] = judge_attacks(outcomes)
     assert (judged.word, judged.less_by, judged.still_by) == (WEAKENS, ("PSNR",), ("identification",))
-    assert judged.reason == "less leaks by PSNR, but it still leaks by identification"
+    assert judged.reason == "leakage is lower by PSNR, but it still leaks by identification"
 
 
 def test_a_defense_does_something_where_psnr_fell_for_an_adversary_who_does_not_know_it() -> None:
@@ -271,7 +271,7 @@ def test_a_defense_does_something_where_psnr_fell_for_an_adversary_who_does_not_
     assert [(item.metric, item.word) for item in outcomes] == [("psnr", NOT_CONCLUDED), ("identified", NOTHING)]
     [judged] = judge_attacks(outcomes)
     assert (judged.decisive.metric, judged.word, judged.needs_seeds) == ("psnr", NOT_CONCLUDED, False)
-    assert judged.reason.startswith("less leaks, but only the naive attack was made")
+    assert judged.reason.startswith("leakage is lower, but only the naive attack ran")
 
 
 def test_a_metric_by_which_nothing_leaks_without_the_defense_does_not_count() -> None:
@@ -296,7 +296,7 @@ def test_a_defense_does_not_hold_while_the_attack_leaks_by_a_metric_that_shows_n
     rows += make_both({False: [0.9] * 6, True: [0.9] * 6}, "noise", metric="label_accuracy", floor=0.5)
     controls = make_rows(LEAKING) + make_rows([0.4] * 6, metric="label_accuracy", floor=0.5)
     outcomes = attack_outcomes(rows, controls, "")
-    assert outcomes[1].reason == "it leaks with the defense; without it no leak is shown"
+    assert outcomes[1].reason == "the attack leaks with the defense, but is not shown to leak without it"
     [judged] = judge_attacks(outcomes)
     assert (judged.word, judged.less_by, judged.still_by) == (WEAKENS, ("PSNR",), ("label accuracy",))
 
@@ -307,7 +307,10 @@ def test_victims_on_whom_an_attack_failed_count_as_no_leak() -> None:
     [found] = attack_outcomes(make_rows(LEAKING[:5], "noise"), controls, "")
     assert found.control is not None
     assert found.control.reading.summary.num_missing == 3
-    assert (found.word, found.reason) == (NOTHING, "it leaks with the defense; without it no leak is shown")
+    assert (found.word, found.reason) == (
+        NOTHING,
+        "the attack leaks with the defense, but is not shown to leak without it",
+    )
 
 
 def test_a_defense_does_not_hold_while_one_of_many_victims_is_got_back() -> None:
@@ -316,7 +319,7 @@ def test_a_defense_does_not_hold_while_one_of_many_victims_is_got_back() -> None
     rows = make_both({False: exposed, True: [value - 0.3 for value in exposed]}, "noise")
     [found] = attack_outcomes(rows, make_rows([15.0] * 20), "")
     assert found.word == WEAKENS
-    assert "of victim 0 (round 1, seed 0) at least half as much" in found.reason
+    assert "for victim 0 (round 1, seed 0) it is at least half" in found.reason
     identified: dict[str, Any] = {"metric": "identified", "floor": 0.01, "examples": 10.0, "floor_guess": "chance"}
     rows += make_both({False: [1.0] + [0.0] * 39, True: [0.9] + [0.0] * 39}, "noise", **identified)
     outcomes = attack_outcomes(rows, make_rows([15.0] * 20) + make_rows([1.0] * 40, **identified), "")
@@ -399,7 +402,7 @@ def test_an_open_round_that_leaks_is_not_averaged_away() -> None:
 
 def test_that_nothing_leaks_without_a_defense_is_said_with_what_to_change() -> None:
     text = explain_no_leak(make_rows(AT_FLOOR) + make_rows(LEAKING, "noise"), AXES)
-    assert text.startswith("without a defense no attack is shown to leak (sme; 6 victims)")
+    assert text.startswith("without a defense no attack shows a leak (sme; 6 victims)")
     for words in ("attack more victims", "fewer local epochs", "another attack", "more iterations"):
         assert words in text
     assert explain_no_leak(make_rows(AT_FLOOR) + make_rows(LEAKING, attack="dlg"), AXES) == ""

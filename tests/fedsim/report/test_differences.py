@@ -273,7 +273,7 @@ def test_a_metric_of_one_run_alone_is_told() -> None:
     assert incomparable_attacks(base, base) == []
     for first, second in ((base, other), (other, base)):
         assert [item.base.metric for item in differences(first, second)] == ["psnr"]
-        assert incomparable_attacks(first, second) == ["sme has scores by SSIM in one of the two runs only."]
+        assert incomparable_attacks(first, second) == ["sme has scores by SSIM in only one of the two runs."]
 
 
 def test_metrics_that_are_not_known_or_that_differ_show_no_difference() -> None:

@@ -107,14 +107,14 @@ def test_without_scores_the_truth_is_asked_for_unless_attacks_failed() -> None:
     )
     assert (
         truth.text
-        == "Name what the clients held in [truth], by the names that fedsim inspect gives, then: fedsim attack RUN x"
+        == "Name the clients' data in [truth], under the ids that fedsim inspect prints, then: fedsim attack RUN x"
     )
     [failure] = suggest_after_audit(
         describe_audited_run(
             [], None, num_recorded=2, has_failures=True, no_learning=NoLearning(), command="fedsim attack RUN x"
         )
     )
-    assert failure.aim.startswith("Mend what made the attacks fail")
+    assert failure.aim.startswith("Fix what made the attacks fail")
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_where_seeds_are_too_few_more_of_them_come_first() -> None:
         changed = [value + change for value in LEAKING]
         rows += make_both({False: changed, True: changed}, "noise", seed=seed)
     aim, command = list_sweep_steps(rows, knows_defenses=True)[0]
-    assert aim == "Add seeds, for these are too few"
+    assert aim == "Add seeds, because these are too few"
     assert command == "fedsim sweep s.toml --set 'sweep.seeds=[1, 2, 3, 4, 5]'"
 
 
@@ -188,9 +188,9 @@ def test_of_an_app_is_said_where_its_accuracy_is_found() -> None:
 def test_of_an_app_the_accuracy_that_its_clients_reported_is_quoted() -> None:
     reported = ReportedAccuracy(accuracy=0.119, clients=7, examples=42, round=3)
     assert describe_accuracy([], None, reported) == (
-        "By what 7 clients reported in round 3, the model's accuracy on their 42 examples is 11.9%."
+        "As 7 clients reported in round 3, the model's accuracy on their 42 examples is 11.9%."
     )
     alone = ReportedAccuracy(accuracy=0.5, clients=1, examples=0, round=0)
     assert describe_accuracy([], None, alone) == (
-        "By what 1 client reported, the model's accuracy on its examples is 50.0%."
+        "As 1 client reported, the model's accuracy on its examples is 50.0%."
     )

@@ -36,8 +36,8 @@ def view(roughness: float, l_sim: float | None, settings: dict[str, Any] | None 
 
 def test_the_sentence_says_what_is_seen_and_what_to_try() -> None:
     assert explain_noise([view(3.0, 0.001), view(2.0, 0.003)]) == (
-        "It explains the message (L_sim 0.002), and what it claims looks like noise, 2.5 times as rough as public "
-        "images. So its settings may not suit this network and data; try fedsim tune, which chooses them on public "
+        "It matches the message (L_sim 0.002), but its claims look like noise, 2.5 times as rough as public "
+        "images. So its settings may not fit this network and data; try fedsim tune, which chooses settings on public "
         "data, step_size = 0.1 with signed = true and a stronger prior (tv_weight = 0.1)."
     )
 
@@ -46,7 +46,7 @@ def test_the_sentence_says_what_is_seen_and_what_to_try() -> None:
     ("settings", "about", "remedies"),
     [
         ({}, {"tuned": "9 trials"}, "try more iterations."),
-        ({"signed": True}, {}, "try fedsim tune, which chooses them on public data."),
+        ({"signed": True}, {}, "try fedsim tune, which chooses settings on public data."),
         ({"tv_weight": 0.0}, {"tuned": "9 trials"}, "try a stronger prior (tv_weight = 0.01)."),
     ],
 )
@@ -122,7 +122,7 @@ def test_the_card_of_the_attack_says_it_and_the_others_do_not(tmp_path: Path) ->
     }
     run = fedsim.run(tables, tmp_path / "run")
     page = (run.path / "report.html").read_text()
-    assert page.count("It explains the message (L_sim 0.001), and what it claims looks like noise") == 1
+    assert page.count("It matches the message (L_sim 0.001), but its claims look like noise") == 1
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ BROKEN = {
         "class Theirs(Sound):\n    order = 'first'\n",
         "Theirs: expected a text as link and a whole number as order, got 'Rounds' and 'first'",
     ),
-    "is no panel": (
+    "is not a panel": (
         "class Theirs:\n    title, link, order = 'x', 'x', 1\n    def render(self, run):\n        return 'x'\n",
         "the panel 'theirs' is left out of the page: Theirs does not derive from fedsim.Panel",
     ),

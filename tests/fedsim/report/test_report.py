@@ -216,17 +216,17 @@ def test_a_normal_run_is_told_from_floor_to_citation(folder, held):
     assert png.is_file()
     for words in (
         "mlp; 2 clients; 3 rounds; N at most",
-        "Attacked were the messages of client 0 in round 1 of 3.",
-        "From the messages of 1 victim, the server got back all 3 images exactly (by sme). "
-        "By exact, sme leaks. By PSNR, sme is beyond the floor. Where messages say nothing, each single claim of a "
-        "leak, by one attack and one metric, would be made in at most 5 % of cases; that one of several is made by "
-        "chance is likelier. The model",
+        "The attacks used the messages of client 0 in round 1 of 3.",
+        "From the messages of 1 victim, the server recovered all 3 images exactly (by sme). "
+        "By exact, sme finds a leak. By PSNR, sme is beyond the floor. If messages revealed nothing, each single claim "
+        "of a leak (one attack, one metric) would be made in at most 5 % of cases; a false claim among several is more "
+        "likely. The model",
         "From fewer than 5 victims, only examples that are matched",
         "mlp (hidden [4]): 310 parameters",
         "2 clients, 3 rounds, fedavg",
         "Defenses none",
         "model a function that builds the architecture whose weights the server broadcasts granted sme",
-        "labels the victim's labels in ascending order; an attack that cuts them into mini-batches shuffles them "
+        "labels the victim's labels in ascending order; an attack that splits them into mini-batches shuffles them "
         "withheld – –",
         "The model's final accuracy on the public test set is 75.0% (after round 2).",
         "a single image may leak where the mean does not, so look at the pictures",
@@ -393,7 +393,7 @@ def test_the_page_quotes_one_reading_everywhere(folder):
         ("no better than guessing", "0 of 6 victims beyond the floor"),
         ("leaks", "6 of 6 victims"),
     ]
-    assert "By label accuracy, sme leaks. By PSNR, sme is no better than guessing." in text_of(html)
+    assert "By label accuracy, sme finds a leak. By PSNR, sme is no better than guessing." in text_of(html)
     assert "did better" not in html
     assert "0.9025 (0." in text_of(html)
 
@@ -415,7 +415,7 @@ def test_baselines_and_models_of_the_evaluator_are_told_apart_on_the_page(folder
         claim(folder, torch.rand(3, 1, 2, 2), attack=title, settings={"source": source})
     judge(folder, [(title, "zest", 0.9, 0.5, "global model") for title in ("lmra", "proxy", "best")], victims=6)
     text = text_of(page(folder))
-    assert "By Zest, lmra leaks. Baselines are not counted as attacks. By Zest, proxy leaks." in text
+    assert "By Zest, lmra finds a leak. Baselines are not counted as attacks. By Zest, proxy finds a leak." in text
     assert "no attack: it reads the victim's optimal local model" in text
     assert "higher, 1 by the optimal local model" in text
     assert "ceiling" not in text
@@ -574,7 +574,7 @@ def test_who_used_what_was_granted_is_told_apart_from_who_needs_it(folder):
     claim(folder, torch.rand(3, 1, 2, 2), granted=["model", "labels"])
     claim(folder, torch.rand(3, 1, 2, 2), attack="sra-gradient", granted=["model", "batch_size"])
     text = text_of(page(folder))
-    assert "in ascending order; an attack that cuts them into mini-batches shuffles them granted – sme" in text
+    assert "in ascending order; an attack that splits them into mini-batches shuffles them granted – sme" in text
     assert "batch_size B, examples in one local step to sra-gradient only sra-gradient –" in text
     assert "builds the architecture whose weights the server broadcasts granted sme, sra-gradient –" in text
 
@@ -624,8 +624,8 @@ def test_the_threat_model_is_told_in_three_sentences_with_what_is_unusual_marked
     record(folder)
     claim(folder, torch.rand(3, 1, 8, 8), granted=("model", "loss", "labels"))
     told, marked = threat_model(page(folder))
-    assert "granted, as usual: model, loss" in told
-    assert "; but not momentum. Unusual is that it is also granted labels (" in told
+    assert "As usual, it also knows: model, loss" in told
+    assert "; but not momentum. Unusually, it is also granted labels (" in told
     assert marked == ["labels"]
 
 
@@ -634,7 +634,7 @@ def test_where_nothing_unusual_is_granted_that_is_said(folder):
     record(folder)
     claim(folder, torch.rand(3, 1, 8, 8))
     told, marked = threat_model(page(folder))
-    assert "It is granted nothing unusual: no data of a victim, and not the defenses of clients." in told
+    assert "It is granted no unusual knowledge: no data of a victim, and not the clients’ defenses." in told
     assert marked == []
 
 
@@ -642,7 +642,7 @@ def test_who_sent_nothing_and_how_often_is_told(folder):
     record(folder, failures=dict.fromkeys(range(2, 10), "late"))
     often = ", ".join(f"client {client} in 3 rounds" for client in range(2, 8))
     assert (
-        "In 3 of 3 rounds clients sent nothing, because they were late, failed or chose silence: "
+        "In 3 of 3 rounds clients sent nothing, because they were late, failed or withheld their update: "
         f"{often}, and 2 more clients."
     ) in text_of(page(folder))
 
@@ -744,12 +744,12 @@ def test_findings_without_truth_are_shown_alone_and_not_scored(folder, held):
     record(folder)
     png = claim(folder, held, granted=["model"])
     text = text_of(page(folder))
-    assert "What the attacks claim is shown below, and is not scored" in text
-    assert "Nothing is scored, because it is not known what the victims held" in text
+    assert "The reconstructions below have no scores" in text
+    assert "There are no scores, because the victims' data are unknown" in text
     assert "Pictures Only reconstructions are shown, because the originals are not known here. Earlier" not in text
     assert "Pictures Only reconstructions are shown, because the originals are not known here." in text
-    assert "original what it really held" not in text
-    assert "loss what clients minimise, a function of logits and labels that returns the mean loss withheld sme" in text
+    assert "original the client’s data" not in text
+    assert "loss the clients' loss, a function of logits and labels that returns the mean withheld sme" in text
     assert Image.open(png).size[1] < 150
 
 
@@ -806,12 +806,12 @@ def test_naive_and_adaptive_stand_side_by_side(folder):
     )
     html = page(folder)
     text = text_of(html)
-    assert "Against sme, by PSNR, the clients' defense beats only the adversary who does not know it" in text
-    beside = text.partition("Adaptive less naive, paired Defense Leakage is ")[2]
+    assert "Against sme, by PSNR, the clients' defense beats only the naive attack" in text
+    beside = text.partition("Adaptive less naive, paired Defense More leakage is ")[2]
     scores = "sme PSNR, dB 12 ± 0.002 (n = 6) no better than guessing 20 ± 0.002 (n = 6) leaks 15 (noise) 8 ± "
     assert beside.startswith(scores)
     assert '<span class="leaks">beats only the naive attack</span>' in html
-    assert "only naive attacks were made" not in text
+    assert "only naive attacks ran" not in text
 
 
 def test_naive_and_adaptive_attacks_that_are_the_same_are_shown_once_and_told_apart_where_they_are_made(folder):
@@ -829,7 +829,7 @@ def test_naive_and_adaptive_attacks_that_are_the_same_are_shown_once_and_told_ap
         html, once = page(folder), lines is alike
         assert legends(html) == (["sme, naive and adaptive alike"] if once else ["sme", "sme adaptive"])
         assert ('<th scope="row" data-value="sme, naive and adaptive alike">' in html) == once
-        made = text_of(html).partition("Made by ")[2]
+        made = text_of(html).partition(" Command ")[2]
         assert re.match(r"sme sme – .*?sme adaptive sme knows the clients’ defenses – ", made)
 
 
@@ -846,10 +846,10 @@ def test_a_defended_run_says_that_only_naive_attacks_were_made(folder):
     claim(folder, torch.rand(3, 1, 2, 2))
     judge(folder, [("sme", "psnr", 12.0, 15.0, "noise")], victims=6)
     text = text_of(page(folder))
-    assert "only naive attacks were made: the adversary is not granted the defenses" in text
+    assert "only naive attacks ran: the adversary is not granted the defenses" in text
     assert "Adaptive less naive" not in text
     folder.write_experiment(config())
-    assert "naive attacks were made" not in text_of(page(folder))
+    assert "naive attacks ran" not in text_of(page(folder))
 
 
 def test_settings_that_defend_are_named_beside_the_defenses(folder):

@@ -67,7 +67,7 @@ def test_an_entry_says_what_was_run_and_what_leaked(tmp_path: Path) -> None:
     entry = read_one(tmp_path)
     assert (entry.data, entry.model, entry.clients, entry.rounds) == ("digits", "mlp", "6", "2")
     assert (entry.training, entry.defenses, entry.attacks) == ("E = 3 local epochs, B = 5", "top-k", "dlg")
-    assert (entry.verdict, entry.sentence) == ("leaks", "By PSNR, dlg leaks.")
+    assert (entry.verdict, entry.sentence) == ("leaks", "By PSNR, dlg finds a leak.")
     assert (entry.accuracy, entry.guess, entry.no_learning) == (0.75, 0.125, "")
     assert (entry.state, entry.problems, entry.page) == ("finished", [], "report.html")
     assert re.fullmatch(r"\d+\.\d+\.\d+", entry.version)
@@ -232,7 +232,7 @@ def test_the_page_escapes_names_and_leads_to_reports(tmp_path: Path) -> None:
     text = write_index_page(index_folder(tmp_path)).read_text()
     assert '<a href="a%20%3Cb%3E%20%26%20%231/report.html">a &lt;b&gt; &amp; #1</a>' in text
     assert "<b>" not in text
-    assert "By PSNR, dlg leaks." in unescape(text)
+    assert "By PSNR, dlg finds a leak." in unescape(text)
     assert 'data-value="0.75"' in text
     assert "75.0 %" in text
     assert "guess 12.5 %" in text

@@ -259,7 +259,7 @@ def test_the_headline_is_made_of_the_readings_in_the_table() -> None:
         rows + rows_of("dlg", "psnr", math.nan, missing="x"), {"ig": AttackTraits(main_metric="psnr")}
     )
     assert headline(found) == (
-        "By label accuracy, ig leaks. By PSNR, sme leaks. By PSNR, ig is no better than guessing. "
+        "By label accuracy, ig finds a leak. By PSNR, sme finds a leak. By PSNR, ig is no better than guessing. "
         "There is no verdict on dlg."
     )
     told = {line.summary.attack for line in found if line.verdict == "leaks"}
@@ -272,7 +272,7 @@ def test_an_attack_is_named_with_all_metrics_by_which_it_leaks_beside_the_first(
     ]
     rows += rows_of("ig adaptive", "ssim", 0.1) + rows_of("ig adaptive", "recovered", 0.45)
     assert headline(score_readings(rows, {})) == (
-        "By label accuracy, ig leaks. By label accuracy, SSIM and recovered, ig adaptive leaks. "
+        "By label accuracy, ig finds a leak. By label accuracy, SSIM and recovered, ig adaptive finds a leak. "
         "By PSNR, ig and ig adaptive are no better than guessing."
     )
 
@@ -286,7 +286,7 @@ def test_too_few_victims_are_told_in_the_headline() -> None:
 
 def test_attacks_whose_titles_have_commas_are_told_apart_in_the_headline() -> None:
     rows = [r for name in ("aia, best", "sme", "ig") for r in rows_of(name, "psnr", 0.3)]
-    assert headline(score_readings(rows, {})) == "By PSNR, 'aia, best', 'sme' and 'ig' leak."
+    assert headline(score_readings(rows, {})) == "By PSNR, 'aia, best', 'sme' and 'ig' find a leak."
 
 
 def test_baselines_are_not_counted_as_attacks() -> None:
@@ -296,7 +296,7 @@ def test_baselines_are_not_counted_as_attacks() -> None:
         {("shared-model", "0a1b"): AttackTraits(source=GLOBAL), ("aia, best", "0a1b"): AttackTraits(source=OPTIMAL)},
     )
     assert headline(found) == (
-        "By Zest, lmra leaks. Baselines are not counted as attacks. By Zest, shared-model leaks."
+        "By Zest, lmra finds a leak. Baselines are not counted as attacks. By Zest, shared-model finds a leak."
     )
     assert [line.verdict for line in found] == ["leaks", "leaks", ""]
     assert "a baseline: it reads the global model as it was sent" in found[1].remark

@@ -35,11 +35,11 @@ def test_the_lead_says_which_defense_holds_weakens_and_does_nothing() -> None:
         make_rows(LEAKING),
     )
     assert found.lead == (
-        "Without a defense sme leaks. strong (accuracy -20.0 points) holds against sme. middling (accuracy -5.0 "
-        "points) weakens sme, but is not shown to stop it: less leaks by PSNR, but it still leaks. weak "
-        "does nothing against sme: hardly any less leaks, or no less at all. Nothing is concluded about naive only "
-        "against sme, because less leaks, but only the naive attack was made; grant defenses = true in "
-        "[adversary.knowledge], or choose an attack that reads them."
+        "Without a defense, sme finds a leak. strong (accuracy -20.0 points) holds against sme. middling (accuracy "
+        "-5.0 points) weakens sme, but is not shown to stop it: leakage is lower by PSNR, but it still leaks. weak "
+        "does nothing against sme: leakage is hardly lower, or not at all. Nothing is concluded about naive only "
+        "against sme, because leakage is lower, but only the naive attack ran; grant defenses = true in "
+        "[adversary.knowledge], or choose an attack that uses them."
     )
     assert found.rows[0].name == "none"  # what the others are compared with
 
@@ -49,8 +49,8 @@ def test_defenses_and_attacks_of_one_outcome_share_a_sentence() -> None:
     parts = [make_both(both, name, attack=attack) for name in ("a", "b") for attack in ("sme", "dlg")]
     found = answer(*parts, make_rows(LEAKING), make_rows(LEAKING, attack="dlg"))
     assert found.lead == (
-        "Without a defense sme and dlg leak. a and b do nothing against sme and dlg: hardly any less leaks, or no less "
-        "at all."
+        "Without a defense, sme and dlg find a leak. a and b do nothing against sme and dlg: leakage is hardly lower, "
+        "or not at all."
     )
 
 
@@ -61,7 +61,7 @@ def test_many_defenses_are_not_all_named() -> None:
 
 def test_where_nothing_leaks_without_a_defense_the_lead_says_what_to_change() -> None:
     found = answer(make_both({False: AT_FLOOR, True: LOWER}, "noise"), make_rows(AT_FLOOR))
-    assert found.lead.startswith("Without a defense no attack is shown to leak (sme; 6 victims), so that nothing")
+    assert found.lead.startswith("Without a defense no attack shows a leak (sme; 6 victims), so that nothing")
     assert row_of(found, "noise").verdict == NOT_CONCLUDED
 
 
@@ -71,7 +71,7 @@ def test_a_row_has_leakage_beyond_the_guess_and_its_difference_to_no_defense() -
     assert noise.leakage == "+2.62 ± 0.35 dB (sme)"
     assert noise.difference.startswith("-2.72 ± ")
     assert noise.difference.endswith(" dB")
-    assert noise.reason == "sme (PSNR 15.3 without, 12.6 with, guess 10): less leaks by PSNR, but it still leaks"
+    assert noise.reason == "sme (PSNR 15.3 without, 12.6 with, guess 10): leakage is lower by PSNR, but it still leaks"
 
 
 def test_what_is_below_the_guess_is_at_the_guess() -> None:
@@ -160,7 +160,7 @@ def test_other_cells_without_results_are_lacking() -> None:
     cells += make_cells([("none", "dlg", "done"), ("noise", "dlg", "does not apply"), ("top-k", "dlg", "failed")])
     rows = [row | {"cell": "top-k dlg"} for row in make_rows(LEAKING, "top-k", attack="dlg")]
     assert answer(rows, cells=cells).failures == [
-        "The answer lacks results of cells (failed, not done and failed in part): sme in 3 of 3 and dlg in 1 of 2."
+        "Results of some cells are missing (failed, not done and failed in part): sme in 3 of 3 and dlg in 1 of 2."
     ]
 
 
@@ -175,7 +175,7 @@ def test_the_metrics_by_which_less_leaks_and_by_which_it_still_leaks_are_named()
     noise = row_of(found, "noise")
     assert (noise.verdict, noise.css) == (WEAKENS, "undecided")
     assert noise.reason == (
-        "sme (PSNR 15.3 without, 9.25 with, guess 10): less leaks by PSNR, but it still leaks by identification"
+        "sme (PSNR 15.3 without, 9.25 with, guess 10): leakage is lower by PSNR, but it still leaks by identification"
     )
 
 
@@ -194,7 +194,7 @@ def test_accuracy_is_paired_by_seed_and_by_client() -> None:
     # An interval of two values reaches from nothing to all.
     row = answer_for(2)
     assert (row.accuracy, row.accuracy_change) == (
-        "35.5 % (20.0 and 51.0, 2 seeds)", "-9.5 points, namely -10.0 and -9.0"
+        "35.5 % (20.0 and 51.0, 2 seeds)", "-9.5 points: -10.0 and -9.0"
     )  # fmt: skip
     assert answer_for(1).accuracy == "20.0 % (1 seed)"
     clients = [0.2, 0.9, 0.5, 0.4, 0.7, 0.6]
@@ -227,7 +227,7 @@ def test_without_defenses_the_settings_that_leak_are_named() -> None:
         ("no better than guessing", "", ""),
     ]
     assert answer(undefended(LEAKING, "only")).lead == "The messages leak."
-    assert answer(undefended(AT_FLOOR, "only")).lead == "No attack is shown to leak in any setting."
+    assert answer(undefended(AT_FLOOR, "only")).lead == "No attack shows a leak in any setting."
     assert answer().lead == ""
 
 

@@ -279,7 +279,7 @@ def test_perfect_claims_and_unmeasured_accuracy_are_told_and_not_drawn(tmp_path:
 
 
 def test_what_the_adversaries_were_told_is_said(grid: list[dict[str, Any]], tmp_path: Path) -> None:
-    told = "told what most servers do not know: labels, defenses."
+    told = "granted knowledge that most servers do not have: labels, defenses."
     assert told not in write(tmp_path, grid)
     (tmp_path / "sweep.toml").write_text("[adversary.knowledge]\nlabels = true\ndefenses = true\nmodel = true\n")
     assert told in write_sweep_page(tmp_path).read_text()
@@ -294,7 +294,7 @@ def test_what_does_not_apply_and_failed_is_told_and_escaped(grid: list[dict[str,
     text = write(tmp_path, [{**row, "defense": f"<i>{row['defense']}"} for row in grid], cells)
     assert "needs &lt;attention&gt;" in text
     assert "1 cell left out, which cannot be made, 1 cell failed" in " ".join(text.split())
-    assert f"The answer lacks results of cells (failed): {place['attack']} in 1 of 1." in text
+    assert f"Results of some cells are missing (failed): {place['attack']} in 1 of 1." in text
     assert "<b>x" not in text
     assert "<i>n" not in text
 
@@ -334,7 +334,7 @@ def test_the_page_says_which_code_of_others_its_file_needs(grid: list[dict[str, 
         """
     )
     page = unescape(write_sweep_page(tmp_path).read_text(encoding="utf-8"))
-    listed = page.partition("Needed besides:")[2].partition("</ul>")[0]
+    listed = page.partition("Also needed:")[2].partition("</ul>")[0]
     assert re.findall(r"put (\w+\.py) into", listed) == ["mine.py", "nets.py", "cover.py", "shares.py"]
     assert "'absent-engine', one of the engines, is of a package that is not installed here." in listed
     assert "'absent-kind', one of the modalities, is of a package that is not installed here." in listed

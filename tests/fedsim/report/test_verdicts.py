@@ -131,15 +131,15 @@ def describe_matches(metric: str, *scores: tuple[float, float, int], **columns: 
 
 def test_a_lay_reader_is_told_how_many_examples_came_back_and_how_well() -> None:
     assert describe_matches("exact", *[(1.0, 0.02, 10)] * 5) == (
-        "From the messages of 5 victims, the server got back all 50 images exactly (by a)."
+        "From the messages of 5 victims, the server recovered all 50 images exactly (by a)."
     )
     assert describe_matches("identified", (0.4, 0.02, 10), (0.8, 0.02, 5)) == (
-        "From the messages of 2 victims, the server told 8 of 15 images apart from those of others, where chance gives "
-        "fewer than one (by a)."
+        "From the messages of 2 victims, the server identified 8 of 15 images among examples of others, where chance "
+        "would give fewer than one (by a)."
     )
     assert describe_matches("exact", *[(0.4, 0.1, 10)] * 5) == (
-        "From the messages of 5 victims, the server got back 20 of 50 images exactly, where chance gives about 5 (by "
-        "a)."
+        "From the messages of 5 victims, the server recovered 20 of 50 images exactly, where chance would give about "
+        "5 (by a)."
     )
     assert describe_matches("recovered", (0.1, 0.09, 10)) == ""
     assert describe_matches("psnr", *[(30.0, 10.0, 10)] * 5) == ""
@@ -156,20 +156,20 @@ def describe_by_metrics(**scores: tuple[float, float]) -> str:
 
 def test_the_metric_that_gives_most_away_is_told_first_and_better_ones_after_it() -> None:
     assert describe_by_metrics(recovered=(0.5, 0.001), identified=(5 / 6, 0.02)) == (
-        "From the messages of 6 victims, the server told 30 of 36 images apart from those of others, where chance "
-        "gives fewer than one (by a); and got back 18 of 36 so well that they can be recognised (by a)."
+        "From the messages of 6 victims, the server identified 30 of 36 images among examples of others, where chance "
+        "would give fewer than one (by a); and recovered 18 of 36 recognisably (by a)."
     )
     assert describe_by_metrics(exact=(0.5, 0.001), recovered=(0.5, 0.001), identified=(0.5, 0.02)) == (
-        "From the messages of 6 victims, the server got back 18 of 36 images exactly (by a)."
+        "From the messages of 6 victims, the server recovered 18 of 36 images exactly (by a)."
     )
 
 
 def test_chance_is_not_counted_as_what_a_metric_gives_away() -> None:
     sentence = describe_by_metrics(recovered=(0.8, 0.001), identified=(5 / 6, 0.16))
-    assert sentence.startswith("From the messages of 6 victims, the server got back 28 of 36 images so well")
+    assert sentence.startswith("From the messages of 6 victims, the server recovered 28 of 36 images recognisably")
     assert "others" not in sentence
     sentence = describe_by_metrics(identified=(5 / 6, 0.18))
-    assert "told 30 of 36 images apart from those of others, where chance gives 6 or 7" in sentence
+    assert "identified 30 of 36 images among examples of others, where chance would give 6 or 7" in sentence
 
 
 def test_of_several_rounds_of_a_client_the_best_is_told() -> None:
@@ -177,14 +177,14 @@ def test_of_several_rounds_of_a_client_the_best_is_told() -> None:
     for number, value in enumerate((0.5, 0.79)):
         rows.append(row_of(Score.against_guesses("exact", value, {CHANCE: 0.01}), 0, 10) | {"round": number})
     assert describe_recovery(score_readings(rows, {}), "texts") == (
-        "From the messages of 1 victim, in one of them, the server got back 7 of 10 texts exactly (by a)."
+        "From the messages of 1 victim, in one of them, the server recovered 7 of 10 texts exactly (by a)."
     )
 
 
 def test_texts_come_back_word_for_word() -> None:
     rows = [row_of(Score.against_guesses("recovered", 1.0, {CHANCE: 0.02}), victim, 4) for victim in range(4)]
     assert describe_recovery(score_readings(rows, {}), "texts", are_texts=True) == (
-        "From the messages of 4 victims, the server got back all 16 texts word for word (by a)."
+        "From the messages of 4 victims, the server recovered all 16 texts word for word (by a)."
     )
 
 

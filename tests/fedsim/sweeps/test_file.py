@@ -79,7 +79,7 @@ def test_what_is_kept_of_a_file_is_the_same_sweep(tmp_path: Path) -> None:
         ("[sweep.axes]\n'adversary.workers' = [1, 2]", ["'adversary.workers' is the same in all cells"]),
         ("[sweep.axes]\n'training..x' = [1]", ["expected a key"]),
         ("[sweep]\naddress = 'auto'", ["address", "on = \"ray\""]),
-        ("[sweep]\nzip = [['model', 'defense']]\n[sweep.axes]\nmodel = [{}]", ["zip", "'defense' is no axis"]),
+        ("[sweep]\nzip = [['model', 'defense']]\n[sweep.axes]\nmodel = [{}]", ["zip", "'defense' is not an axis"]),
         (
             "[sweep]\nzip = [['training.batch_size', 'training.local_epochs']]\n[sweep.axes]\n"
             "'training.batch_size' = [1, 2]\n'training.local_epochs' = [1]",

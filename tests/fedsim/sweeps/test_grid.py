@@ -131,7 +131,7 @@ def test_a_single_table_stands_for_a_list_of_one() -> None:
         ({"axes": {"training.local_epochs": [1, 1]}}, "two values are called '1'"),
         ({"axes": {"defense": [[], []]}}, "two values are called 'none'"),
         ({"axes": {"model": [{}]}, "exclude": [{}]}, "sweep.exclude.0: the table is empty"),
-        ({"axes": {"model": [{}]}, "exclude": [{"modle": "none"}]}, "'modle' is no axis, did you mean 'model'?"),
+        ({"axes": {"model": [{}]}, "exclude": [{"modle": "none"}]}, "'modle' is not an axis, did you mean 'model'?"),
         ({"axes": {"defense": [[], [NOISE]]}, "exclude": [{"defense": "update-nose"}]}, "did you mean 'update-noise'?"),
         ({"axes": {"training.local_epochs": [1]}, "exclude": [{"training.local_epochs": True}]}, "no value"),
         ({"axes": {"training.local_epochs": [1]}, "exclude": [{"attack": "sme"}]}, "every cell is excluded"),

@@ -128,7 +128,7 @@ def test_a_finding_of_the_right_form_passes(rule: FindingSpec, finding: Finding)
     ],
 )
 def test_a_finding_of_another_form_is_one_sentence(rule: FindingSpec, finding: Finding, sentence: str) -> None:
-    whole = f"round 1, client 0: the attack claims {sentence}; mend the attack"
+    whole = f"round 1, client 0: the attack claims {sentence}; fix the attack"
     with pytest.raises(AttackError, match=f"^{re.escape(whole)}$"):
         evaluator_of(finding).form(finding, rule)
 

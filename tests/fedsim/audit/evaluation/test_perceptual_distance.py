@@ -79,7 +79,7 @@ def test_damaged_weights_are_noticed_before_anything_is_attacked(
     audit.check()  # no LPIPS is computed of digits
     small = replace(perceptual_distance.BACKBONES[2], smallest=8)
     monkeypatch.setattr(perceptual_distance, "BACKBONES", [small])
-    with pytest.raises(DataError, match="is no readable file of weights") as caught:
+    with pytest.raises(DataError, match="is not a readable file of weights") as caught:
         audit.check()
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -20,7 +20,7 @@ def test_what_a_client_holds_is_no_public_example(caplog: pytest.LogCaptureFixtu
     left = drop_held_examples(public, [Truth(data=IMAGES[:1] + 0.1, labels=LABELS[:1]), held])
     assert left.labels.tolist() == [0, 2, 3, 5]
     assert torch.equal(left.data, IMAGES[[0, 2, 3, 5]])
-    assert "truth.public: 2 of 6 examples are no auxiliary records" in caplog.text
+    assert "truth.public: 2 of 6 examples are not auxiliary records" in caplog.text
     with pytest.raises(ConfigError, match="each of its 6 examples is equal to one of a client's"):
         drop_held_examples(public, [Truth(data=IMAGES, labels=LABELS)])
 

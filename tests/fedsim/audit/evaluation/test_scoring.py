@@ -381,7 +381,7 @@ def test_ssim_of_tiny_images_is_missing_with_its_reason() -> None:
         (torch.full((1, 1, 2, 2), math.nan), torch.tensor([0]), "or NaN"),
         (torch.full((1, 1, 2, 2), 1.1), torch.tensor([0]), r"outside \[0, 1\]"),
         (torch.zeros(2, 1, 2, 2), torch.tensor([0]), "2 examples but 1 labels"),
-        (torch.zeros(1, 1, 2, 2), torch.tensor([-1]), "no class indices"),
+        (torch.zeros(1, 1, 2, 2), torch.tensor([-1]), "not class indices"),
         (torch.zeros(1, 1, 2, 2), torch.tensor([math.nan]), "targets that are NaN"),
     ],
 )

@@ -715,7 +715,7 @@ def test_an_answer_for_somebody_who_is_no_client_is_no_answer(owner: str) -> Non
 
     physical = InProcessGrid(app, 1)
     grid = CohortGrid(physical, 2, SECRET, list(physical.get_node_ids()))
-    why = f"its node answered for '{owner}', which is no client"
+    why = f"its node answered for '{owner}', which is not a client"
     told = f"its node failed 3 times ({why})"
     assert failed(grid.send_and_receive(broadcast([0, 1]))) == {0: told, 1: told}
 

@@ -103,7 +103,7 @@ def test_an_engine_that_ends_early_and_says_nothing_is_an_error(
     their_engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FederationJob, "run_rounds", lambda job, grid: None)
-    with pytest.raises(RunError, match=r"^engine 'my_engine:Threads' ended before round 2 and gave no reason; mend"):
+    with pytest.raises(RunError, match=r"^engine 'my_engine:Threads' ended before round 2 and gave no reason; fix"):
         run_serial(make_tiny_config(federation={"engine": their_engine}), tmp_path / "run")
 
 
@@ -114,7 +114,7 @@ def test_an_error_of_somebody_s_engine_is_told_in_one_sentence_with_its_place(
         raise KeyError("node")
 
     monkeypatch.setattr(FederationJob, "run_rounds", fail)
-    place = r"\(.*my_engine\.py:\d+\); mend the engine, and resume the run$"
+    place = r"\(.*my_engine\.py:\d+\); fix the engine, and resume the run$"
     with pytest.raises(RunError, match=rf"^engine 'my_engine:Threads' raised KeyError: 'node' {place}"):
         run_serial(make_tiny_config(federation={"engine": their_engine}), tmp_path / "run")
     with pytest.raises(KeyError):  # one of ours is to be reported with all that led to it
