@@ -219,6 +219,9 @@ class ManifestFile:
             manifest = _ADAPTER.validate_python(body)
             if manifest.format != _FORMAT or not all(number.isdecimal() for number in manifest.rounds):
                 raise ValueError(f"it has format {manifest.format}, expected {_FORMAT}")
+            for name in (*manifest.files, *manifest.replaced):
+                if Path(name).is_absolute() or ".." in Path(name).parts:
+                    raise ValueError("it names a file outside of the run")
             manifest.signed = check_seal(fields["seal"], _to_text(body), self._key)
         except ValidationError as error:
             raise _alteration_error(self.path, error.errors()[0]["msg"]) from error

@@ -15,13 +15,14 @@ import numpy as np
 import pytest
 
 from fedsim.audit import isolation
-from fedsim.base.errors import ConfigError, DataError, TranscriptError, TrustError
+from fedsim.base.errors import ConfigError, DataError, RunError, TranscriptError, TrustError
 from fedsim.cli.main import _list_typed_words, _run_command
 from fedsim.data.idx import _read_idx
 from fedsim.federation.open_run import OpenRun
 from fedsim.plugins import packed_arrays, registry
 from fedsim.plugins.allowed_code import allow_code, check_allowed, find_references, restrict_code
 from fedsim.recording.exchange_files import import_exchange
+from fedsim.recording.manifest import ManifestFile
 
 
 @pytest.mark.parametrize("kind", ["pipe", "zeros"])
@@ -137,3 +138,13 @@ def test_a_run_folder_that_is_no_utf_8_text_is_to_be_renamed(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match=r"no UTF-8 text.*; rename the folder"), OpenRun(folder).hold_lock():
         pass
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "findings/../../secret"])
+def test_a_manifest_names_files_of_the_run_alone(name: str, tmp_path: Path) -> None:
+    manifest = ManifestFile(tmp_path)
+    manifest.start()
+    with manifest.edit() as noted:
+        noted.files[name] = "0" * 64
+    with pytest.raises(RunError, match="names a file outside of the run"):
+        ManifestFile(tmp_path).read_again()
