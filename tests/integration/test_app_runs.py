@@ -65,7 +65,7 @@ def test_an_app_is_run_recorded_attacked_and_scored(tmp_path: Path, call: Call) 
     )
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stdout.split())  # lines are as wide as the terminal
-    assert "By what 3 clients reported in round 2, the model's accuracy on their 18 examples is" in said
+    assert "As 3 clients reported in round 2, the model's accuracy on their 18 examples is" in said
     assert said.count("Clients train on 18 of the 18 examples that this app tests on") == 2, "and beside its accuracy"
     transcript = Transcript(tmp_path / "run")
     assert transcript.rounds == [1, 2]
