@@ -58,4 +58,6 @@ def materialise(
             written += before - after
             left += after
     text = f"{number_of(written, 'update')} written into {transcript.folder}"
-    console.print(f"{text}; {left} of these rounds are still stored as hashes only", soft_wrap=True, markup=False)
+    console.print(
+        f"{text}; updates of these rounds that are still stored as hashes only: {left}", soft_wrap=True, markup=False
+    )

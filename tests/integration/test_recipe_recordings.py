@@ -318,7 +318,7 @@ def test_chosen_updates_are_written_out_and_nothing_else_changes(run: OpenRun, c
     total = run.recording.hash()
     said = " ".join(call("materialise", str(run.path), "--client", "1", "--round", "2").stdout.split())
     assert "1 update written" in said
-    assert "updates of these rounds that stay hashes alone: 3" in said
+    assert "updates of these rounds that are still stored as hashes only: 3" in said
     plain = Transcript(run.path)
     assert {number: plain.sha256(number) for number in (1, 2)} == before
     assert (plain.hash(), plain.count_left_out(1), plain.count_left_out(2)) == (total, 4, 3)
