@@ -49,6 +49,8 @@ def read_scores(folder: RunFolder) -> list[dict[str, str]]:
     """
     numbers = ("value", "floor", "nearest_public", "ceiling")
     rows = read_rows(folder.scores, SCORE_COLUMNS, numbers, ("victim", "repeat", "examples"))
+    for row in rows:
+        row.update({name: "nan" for name in ("value", "floor", "nearest_public") if not row[name]})
     try:  # a round may be several, as 1-10
         for span in {row["round"] for row in rows}:
             for number in span.split("-"):

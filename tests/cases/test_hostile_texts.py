@@ -104,3 +104,10 @@ def test_knowledge_of_a_finding_that_is_no_table_is_one_sentence(tmp_path: Path)
     save_file({"data": torch.zeros(1)}, path, {"about": json.dumps({"knowledge": ["labels"]})})
     with pytest.raises(TranscriptError, match="knowledge is no table"):
         read_facts(path)
+
+
+@pytest.mark.parametrize("column", ["value", "floor", "nearest_public"])
+def test_a_score_without_a_number_is_none(column: str, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.scores.write_text(as_csv(SCORE_COLUMNS, [dict.fromkeys(SCORE_COLUMNS, "1") | {column: ""}]))
+    assert read_scores(folder)[0][column] == "nan"
