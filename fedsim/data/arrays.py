@@ -106,7 +106,7 @@ def _read_arrays(path: Path) -> dict[str, Tensor]:
                 raise DataError(f"{path}: its arrays {complaint}; keep fewer examples in it")
             content = {name: file[name] for name in file.files}
     except (OSError, ValueError, EOFError, BadZipFile, AttributeError, TypeError, MemoryError) as error:
-        raise DataError(f"{path}: is no file of arrays, {describe_error(error)}; write it by numpy.savez") from error
+        raise DataError(f"{path}: is not a file of arrays, {describe_error(error)}; write it by numpy.savez") from error
     names = ("x", "y") if "x" in content else ("x_train", "y_train", "x_test", "y_test")
     arrays: dict[str, Tensor] = {}
     for name in names:

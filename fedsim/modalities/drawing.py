@@ -36,7 +36,7 @@ def clean_drawing(svg: str, label: str, owner: str) -> str:
         owner: who drew it, for errors.
 
     Raises:
-        PluginError: it is no well-formed SVG, or does something else than draw.
+        PluginError: it is not a well-formed SVG, or does more than draw.
 
     >>> clean_drawing('<svg viewBox="0 0 1 1"><path d="M0,0 L1,1"/></svg>', "a line", "mine")
     '<svg viewBox="0 0 1 1" role="img" aria-label="a line"><path d="M0,0 L1,1" /></svg>'

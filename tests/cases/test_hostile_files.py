@@ -35,7 +35,7 @@ def test_an_exchange_is_read_from_files_alone(kind: str, name: str, tmp_path: Pa
         np.savez(folder / file, weight=np.zeros(3, np.float32))
     (folder / name).unlink(missing_ok=True)
     os.mkfifo(folder / name) if kind == "pipe" else (folder / name).symlink_to("/dev/zero")
-    with pytest.raises(TranscriptError, match=rf"{name}: cannot be read \(it is no file\)"):
+    with pytest.raises(TranscriptError, match=rf"{name}: cannot be read \(it is not a file\)"):
         import_exchange(tmp_path / "exchange", tmp_path / "run")
 
 
@@ -129,7 +129,7 @@ def test_an_interrupt_before_the_command_works_is_one_sentence(monkeypatch: pyte
     monkeypatch.setattr(registry, "check_installation", interrupt)
     sentence, code = _run_command()
     assert code == 1
-    assert sentence.startswith("interrupted; the same `fedsim attack` goes on")
+    assert sentence.startswith("interrupted; the same `fedsim attack` continues")
 
 
 def test_a_run_folder_that_is_no_utf_8_text_is_to_be_renamed(tmp_path: Path) -> None:

@@ -247,7 +247,7 @@ def test_the_command_line_does_not_say_that_it_is_done_where_somebodys_code_ende
     with pytest.raises(SystemExit) as caught:
         fedsim.cli.main.main()
     assert caught.value.code == 1
-    assert "somebody's code called sys.exit(0)" in capsys.readouterr().err
+    assert "third-party code called sys.exit(0)" in capsys.readouterr().err
 
 
 # Nobody is asked, or too many are.

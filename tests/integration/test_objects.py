@@ -390,7 +390,7 @@ def test_a_path_and_an_enumeration_are_settings_and_a_set_is_refused_before_work
 
 
 def test_a_class_derived_from_a_kind_of_finding_is_not_kept_as_that_kind(plain: Run) -> None:
-    told = "returned a Derived of the kind 'reconstruction', which is a Reconstruction; give it a kind of its own"
+    told = "returned a Derived of the kind 'reconstruction', which is a Reconstruction; give it its own kind"
     with pytest.raises(AttackError, match=told):
         plain.attack(Odd(derived=True), victim=0, round=1)
 

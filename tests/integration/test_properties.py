@@ -193,8 +193,8 @@ def test_a_sum_over_clients_is_not_read(make_run: Made) -> None:
 
 def test_a_property_has_to_be_named_and_known(folder: OpenRun) -> None:
     for name, told in (
-        (True, "name the property, column=category, as sex=Female, or group=name; got True"),
-        ("colour", "expected column=category, as sex=Female, or group=name, got colour"),
+        (True, "name the property, column=category, such as sex=Female, or group=name; got True"),
+        ("colour", "expected column=category, such as sex=Female, or group=name, got colour"),
         ("colour=green", "'colour' is never 'green'"),
     ):
         with pytest.raises(ConfigError, match=told):

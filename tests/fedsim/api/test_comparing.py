@@ -110,7 +110,7 @@ def test_equal_runs_are_equal_in_a_line(folder: Path, tmp_path: Path, capsys: py
     compare([folder / "plain", tmp_path / "twin"])
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if "equal" in line] == [lines[-1]]
-    assert lines[-1].startswith("twin beside plain: equal: all scores of inverting-gradients, spear, by ")
+    assert lines[-1].startswith("twin compared with plain: equal: all scores of inverting-gradients, spear, by ")
     assert lines[-1].endswith(" over 2 victims")
     assert len(lines) == 4
     page = fedsim.compare(folder / "plain", tmp_path / "twin").report(tmp_path / "page.html").path.read_text()

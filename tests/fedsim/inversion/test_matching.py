@@ -488,7 +488,7 @@ def poisoned(state: State, value: float) -> State:
             dataclasses.replace(KNOWN, model=lambda: mlp(hidden=(13,))),
             TranscriptError,
             r"the recorded weights w_0 have 1\.weight of shape \(12, 64\), the model \(13, 64\); attack with the model "
-            "of that federation$",
+            r"of that federation, or say with \[app\] names which arrays are the model's$",
         ),
         (
             UPDATE,

@@ -158,10 +158,10 @@ def test_lines_show_each_channel_of_the_claim_over_the_truth() -> None:
         ('<svg><a href="javascript:alert(1)"><text>x</text></a></svg>', "draws with <a>"),
         ('<svg><rect fill="url(http://x.example)"/></svg>', 'with fill="url'),
         ('<svg><path style="x"/></svg>', 'with style="x"'),
-        ("<svg><text>a < b</text></svg>", "no well-formed SVG"),
+        ("<svg><text>a < b</text></svg>", "not a well-formed SVG"),
         ("<div/>", "draws with <div>"),
         ("<g/>", "draws a <g>, expected an <svg>"),
-        (None, "no well-formed SVG"),
+        (None, "not a well-formed SVG"),
     ],
 )
 def test_a_drawing_that_does_more_than_draw_is_refused(svg: str, sentence: str) -> None:
