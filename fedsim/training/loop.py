@@ -27,6 +27,7 @@ from fedsim.training.modes import (
     set_evaluation_modes,
     set_modes,
 )
+from fedsim.training.network_structure import keep_structure
 from fedsim.training.optimizers import SGD, Adam, Optimizer
 from fedsim.training.penalties import LocalObjective, make_penalties
 from fedsim.training.settings import LocalTraining
@@ -79,6 +80,7 @@ def local_update(
     losses: list[Tensor | None] = []
     smoothed_loss = smooth_labels(loss, settings.label_smoothing)
     with (
+        keep_structure(model, defenses),
         seed_globals(*key, "dropout"),
         freeze_parameters(model, settings),
         freeze_all_except(model, objective.trained),
@@ -133,7 +135,7 @@ def local_gradient(
     _load_broadcast(model, before, settings, inputs)
     model.zero_grad(set_to_none=True)
     client_round = client_round or ClientRound(key=key, broadcast=before)
-    with seed_globals(*key, "dropout"), freeze_parameters(model, settings):
+    with keep_structure(model, defenses), seed_globals(*key, "dropout"), freeze_parameters(model, settings):
         hooks = TrainingHooks(defenses, model, settings, len(inputs), client_round)
         mean = put_gradient(model, inputs, labels, smooth_labels(loss, settings.label_smoothing), hooks)
     assert mean is not None

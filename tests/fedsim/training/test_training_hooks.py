@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, linear
 
 from clients.mods import as_mod
 from fedsim.base.errors import ConfigError, PluginError, RunError
@@ -372,6 +373,49 @@ def test_another_defense_changes_no_noise_on_the_update(tmp_path: Path) -> None:
     for name, start in plain.items():
         torch.testing.assert_close(both[name] - start, (one[name] - start) + (other[name] - start), rtol=0, atol=1e-4)
         assert not torch.allclose(one[name], other[name])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leaves(Defense):
+    """Changes the network that other clients train in, too; or for a step alone."""
+
+    what: str = "hook"
+
+    paper = PAPER
+
+    def on_gradient(self, gradient: State, context: LocalContext) -> State:
+        if context.step:
+            return gradient
+        model: nn.Module = context.local_step.model  # type: ignore[union-attr]
+        last = [layer for layer in model.modules() if isinstance(layer, nn.Linear)][-1]
+        if self.what == "parametrization":
+            nn.utils.parametrizations.weight_norm(last)
+        elif self.what == "norm":
+            nn.utils.spectral_norm(last)
+        elif self.what == "forward":
+            last.forward = partial(linear, weight=last.weight)  # type: ignore[method-assign]
+        else:
+            hook = last.register_forward_hook(lambda _, inputs, output: output + 1)
+            if self.what == "nothing":
+                hook.remove()
+        return gradient
+
+
+@pytest.mark.parametrize("what", ["hook", "parametrization", "norm", "forward"])
+def test_what_a_defense_leaves_in_the_network_is_named_and_put_back(what: str) -> None:
+    """The next client of the process would train with it, and not that of another process."""
+    model, (inputs, labels) = net(), some_data()
+    before = copy_state(model)
+
+    def train(defense: Defense | None) -> State:
+        defenses = [] if defense is None else [defense]
+        return local_update(model, before, inputs, labels, sgd(), key=KEY, defenses=defenses)[0]
+
+    alone = train(None)
+    assert are_equal(train(Leaves(what="nothing")), alone)
+    with pytest.raises(PluginError, match=r"^Leaves left a hook, .* in layer '.+', in which other clients train"):
+        train(Leaves(what=what))
+    assert are_equal(train(None), alone)
 
 
 # A federation.
