@@ -39,7 +39,7 @@ from torch import Tensor
 
 from fedsim.audit.finding_files import finding_from_tensors, tensors_to_save
 from fedsim.base.errors import AttackCrash, AttackError, FedsimError, one_line
-from fedsim.base.randomness import reseed_globals, seed_globals_with, use_one_thread
+from fedsim.base.randomness import lend_generators, reseed_globals, seed_globals_with, use_one_thread
 from fedsim.base.worker_messages import ErrorMessage, LogMessage, ProgressMessage, ResultMessage
 from fedsim.base.worker_process import Forks
 from fedsim.base.workers import Surroundings, Worker
@@ -87,7 +87,8 @@ def attempt(attack: Attack, target: Target, progress: Progress) -> Finding:
     """
     try:
         # A library that draws from global generators draws something else for each victim and repeat.
-        with use_one_thread(), seed_globals_with(target.rng.initial_seed()):
+        # Threads of its own may build networks, for which fedsim seeds them, too.
+        with use_one_thread(), seed_globals_with(target.rng.initial_seed()), lend_generators():
             return attack.run(target, progress)
     except (FedsimError, KeyboardInterrupt):
         raise
@@ -130,7 +131,10 @@ def _with_seeded_globals(attack: Attack, tasks: Iterable[VictimTask]) -> Iterato
 
     outcomes = attack.run_several(seeded_tasks())
     while True:
-        with seed_globals_with(0):  # only while it works: whoever gets the outcome has the generators as they were
+        with (
+            seed_globals_with(0),
+            lend_generators(),
+        ):  # only while it works: whoever gets the outcome has the generators as they were
             item = next(outcomes, None)
         if item is None:
             return

@@ -124,10 +124,10 @@ def _seeded_depth() -> int:
 
 @contextlib.contextmanager
 def lend_generators() -> Iterator[None]:
-    """Let other threads enter blocks of `seed_globals` while this one, which is in one, waits.
+    """Let other threads enter blocks of `seed_globals`, for which this one, which is in one, may wait.
 
-    Nothing may be drawn in the block. Afterwards the generators are in the same states as before,
-    because each block of another thread restores them.
+    Each block of another thread restores the states of the generators, so that this one draws on as before where
+    it draws nothing meanwhile.
     """
     depth = _seeded_depth()
     for _ in range(depth):

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from fedsim.audit.finding_files import load_finding
 from fedsim.audit.isolation import Isolation, _import_path, _pickle_without_tensors, attempt, attempt_all
 from fedsim.base import workers
 from fedsim.base.errors import AttackError
-from fedsim.base.randomness import generator
+from fedsim.base.randomness import generator, seed_globals
 from fedsim.federation.build_plugins import build_attacks
 from fedsim.federation.config import AttackFile
 from fedsim.federation.table_validation import validate_tables
@@ -484,6 +485,29 @@ def test_what_a_library_draws_follows_from_the_seed_of_each_attack(recorded_run:
     assert [draw_apart(seed) for seed in (1, 2)] == together[:2]
     assert torch.equal(torch.get_rng_state(), state[0])
     assert (random.getstate(), repr(np.random.get_state())) == state[1:]  # noqa: NPY002
+
+
+class BuildsInThreads(Attack):
+    """Builds a network in a thread, for which fedsim seeds the global generators, and waits for it."""
+
+    def _run(self, target: Target, progress: object) -> Any:
+        def build() -> float:
+            with seed_globals("network"):
+                return torch.rand(1).item()
+
+        with ThreadPoolExecutor(1) as pool:
+            raise AttackError(f"{pool.submit(build).result(timeout=10)} {torch.rand(1).item()}")
+
+
+def test_threads_of_an_attack_may_have_generators_seeded(recorded_run: Path) -> None:
+    """Else the thread would wait for the attack, which waits for the thread."""
+    transcript = Transcript(recorded_run).restrict_to([1])
+    target = Target(transcript=transcript, victim=0, members=(), knowledge=Knowledge(), rng=generator(1))
+    task = VictimTask(target=target, progress=lambda *_: None)
+    ((_, together),) = attempt_all(BuildsInThreads(), [task])
+    with pytest.raises(AttackError) as caught:
+        attempt(BuildsInThreads(), target, task.progress)
+    assert str(together) == str(caught.value)
 
 
 def test_what_holds_the_truth_cannot_be_handed_over(tmp_path: Path) -> None:
