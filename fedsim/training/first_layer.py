@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from fedsim.base.randomness import generator
 
-_USE_TOLERANCE = 1e-3
-"""Largest part of a gradient that counts as rounding."""
+USE_TOLERANCE = 5e-3
+"""Largest part of a gradient that counts as rounding; networks that compute in bfloat16 round 2e-3 of it."""
 
 
 def find_first_layer(model: nn.Module, inputs: Tensor) -> str | None:
@@ -49,7 +49,7 @@ def is_bias_used_once(model: nn.Module, weight: str, inputs: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class _LayerGradients:
-    """Gradients of a first linear layer W x + c on two examples, `input example`.
+    """Gradients of a first linear layer W x + c on `example input`.
 
     Where parameters are used once, these are D^T X and D^T 1, with a row of D for each example.
     """
@@ -78,13 +78,13 @@ class _LayerGradients:
 
 
 def _is_small(difference: Tensor, value: Tensor) -> bool:
-    return bool(difference.norm() <= _USE_TOLERANCE * value.norm())
+    return bool(difference.norm() <= USE_TOLERANCE * value.norm())
 
 
 def _layer_gradients(model: nn.Module, weight: str, inputs: Tensor) -> _LayerGradients:
-    """Compute gradients of a random sum of the outputs for two random examples, in evaluation mode."""
+    """Compute gradients of a random sum of the outputs for one or two of `inputs`, in evaluation mode."""
     model, rng = deepcopy(model).eval(), generator("uses of a layer")
-    examples = torch.randn((2, *inputs.shape[1:]), generator=rng).to(inputs)
+    examples = inputs[:2].detach()  # not random ones: a network may look up some columns in a table
     layer = model.get_submodule(weight.rpartition(".")[0])
     assert isinstance(layer, nn.Linear)
     parameters = [parameter.requires_grad_() for parameter in (layer.weight, layer.bias) if parameter is not None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,9 +16,8 @@ from fedsim.base.randomness import generator
 from fedsim.interfaces.defense import Defense, apply_adversary_views
 from fedsim.inversion.problem import InversionProblem
 from fedsim.recording.wire_format import State
+from fedsim.training.first_layer import USE_TOLERANCE
 
-_USE_TOLERANCE = 1e-3
-"""Largest part of a gradient that counts as rounding."""
 _REMEDY = "grant them with adversary.knowledge.labels = true, and set align = false where there is such a setting"
 
 
@@ -124,6 +123,13 @@ def output_layer(model: nn.Module, inputs: Tensor) -> tuple[str, Tensor]:
         KnowledgeError: there is no such layer, or it has one output, for a regression; or its gradient comes from
             elsewhere, too: a term that the network adds to the loss, or another use of its weights or bias.
     """
+    name, features = _find_output_layer(model, inputs)
+    _check_used_once(model, inputs, name, _copy_parameters(model, name))
+    return name, features
+
+
+def _find_output_layer(model: nn.Module, inputs: Tensor) -> tuple[str, Tensor]:
+    """Find what `output_layer` does, whatever else uses the layer's weights and bias."""
     calls: list[tuple[str, nn.Module, tuple[Tensor, ...], Tensor]] = []
 
     def record(name: str, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -155,38 +161,48 @@ def output_layer(model: nn.Module, inputs: Tensor) -> tuple[str, Tensor]:
             "labels cannot be recovered: the term that the network adds to the loss changes the gradient of its last "
             f"linear layer, from which they are read; {_REMEDY}"
         )
-    if (shared := _find_parameter_used_twice(model, last[0], inputs)) is not None:
-        raise KnowledgeError(
-            f"labels cannot be recovered: the model uses '{shared}' of its last linear layer elsewhere, too, which "
-            f"changes its gradient; {_REMEDY}"
-        )
     return last[0], last[2][0]
 
 
 @torch.enable_grad()
-def _find_parameter_used_twice(model: nn.Module, name: str, inputs: Tensor) -> str | None:
-    """Return the parameter of the last layer on which outputs depend through another one as well; None without any.
+def _check_used_once(model: nn.Module, inputs: Tensor, name: str, parameters: Mapping[str, Tensor]) -> None:
+    """Raise KnowledgeError where outputs depend on parameters of the last layer in another way as well.
 
     The gradient of a random sum of outputs is compared with that of the layer alone.
+
+    Args:
+        model: of the federation.
+        inputs: `example ...`, as the model takes them.
+        name: of the layer.
+        parameters: copies of those that are read, by name; none of a layer that clients do not train.
     """
+    if not parameters:
+        return
+    calls: list[tuple[Tensor, Tensor]] = []
     layer = model.get_submodule(name)
-    parameters = _copy_parameters(model, name)
-    if not parameters:  # of a layer that clients do not train, nothing is read
-        return None
-    features: list[Tensor] = []
-    hook = layer.register_forward_pre_hook(lambda _, arguments: features.append(arguments[0].detach()))
+    hook = layer.register_forward_hook(lambda _, arguments, output: calls.append((arguments[0].detach(), output)))
     try:
-        outputs = functional_call(model, parameters, (inputs,))
+        outputs = functional_call(model, dict(parameters), (inputs,))
     finally:
         hook.remove()
+    # The layer may be called for something else that does not enter the outputs.
+    features = next(features for features, output in reversed(calls) if torch.equal(output, outputs))
     weights = torch.randn(outputs.shape, generator=generator("uses of a layer")).to(outputs)
     gradients = torch.autograd.grad((outputs * weights).sum(), list(parameters.values()), materialize_grads=True)
-    rows = weights.flatten(0, -2)
-    for (key, parameter), gradient in zip(parameters.items(), gradients, strict=True):
-        expected = rows.T @ features[-1].flatten(0, -2) if parameter.ndim == 2 else rows.sum(0)
-        if (gradient - expected).norm() > _USE_TOLERANCE * gradient.norm():
-            return key
-    return None
+    rows = weights.flatten(0, -2).float()
+    expected = {"weight": rows.T @ features.flatten(0, -2).float(), "bias": rows.sum(0)}
+    for key, gradient in zip(parameters, gradients, strict=True):
+        kind = key.rpartition(".")[2]
+        if kind not in expected:
+            raise KnowledgeError(
+                "labels cannot be recovered: the model computes the weights of its last linear layer from others, as "
+                f"'{key}'; {_REMEDY}"
+            )
+        if (gradient.float() - expected[kind]).norm() > USE_TOLERANCE * gradient.norm():
+            raise KnowledgeError(
+                f"labels cannot be recovered: the model uses '{key}' of its last linear layer elsewhere, too, which "
+                f"changes its gradient; {_REMEDY}"
+            )
 
 
 def _term_moves_layer(model: nn.Module, layer: str, inputs: Tensor) -> bool:
@@ -210,19 +226,25 @@ def _copy_parameters(model: nn.Module, layer: str) -> dict[str, Tensor]:
     }
 
 
+@torch.no_grad()
 def last_bias_name(model: nn.Module, inputs: Tensor) -> str:
     """Return the name of the bias of the layer whose outputs are the model's.
 
+    The layer's weights may be those of another one, as of an embedding: they change nothing of the bias's gradient.
+
     Raises:
-        KnowledgeError: there is no such layer, or it has no bias.
+        KnowledgeError: there is no such layer, or it has no bias, or one that is used elsewhere, too.
     """
-    name = output_layer(model, inputs)[0]
+    name, _ = _find_output_layer(model, inputs)
     if model.get_submodule(name).bias is None:
         raise KnowledgeError(
             "labels are withheld and cannot be counted: the model's last linear layer has no bias; "
             "grant them with adversary.knowledge.labels = true"
         )
-    return f"{name}.bias".removeprefix(".")
+    bias = f"{name}.bias".removeprefix(".")
+    read = {key: parameter for key, parameter in _copy_parameters(model, name).items() if key == bias}
+    _check_used_once(model, inputs, name, read)
+    return bias
 
 
 def untrained_layer_error(name: str) -> KnowledgeError:

@@ -15,7 +15,7 @@ from fedsim.base.randomness import generator, seed_globals
 from fedsim.base.task import Task
 from fedsim.interfaces.attack import Knowledge
 from fedsim.inversion.labels.gradients import LABEL_RULES, LabelRule, bias_rule, column_rule, label_optimisation
-from fedsim.inversion.labels.last_layer import LastLayer, last_layer
+from fedsim.inversion.labels.last_layer import LastLayer, last_bias_name, last_layer, output_layer
 from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.problem_builder import build_problem
 from fedsim.plugins import registry
@@ -207,6 +207,44 @@ def test_a_model_without_a_last_layer_of_classes_is_refused(model: nn.Module, to
     with pytest.raises(KnowledgeError, match=told) as caught:
         last_layer(dataclasses.replace(scene, parameter_names=names), PROBES)
     assert "; grant them with adversary.knowledge.labels = true, and set align = false" in str(caught.value)
+
+
+class TwoViews(nn.Module):
+    """A head that is used on a second view as well, which does not enter the outputs; in bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 6), nn.Linear(6, 5)
+        self.similarity = torch.zeros(4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            outputs: Tensor = self.head(self.body(inputs).relu())
+            self.similarity = self.head(self.body(inputs.flip(1)).relu()).detach() @ outputs.detach().T
+        return outputs
+
+
+class TiedWeights(nn.Module):
+    """A layer of classes whose weights are those of an embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(5, 6), nn.Linear(6, 5)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        outputs: Tensor = self.head(self.embedding(tokens).mean(1).tanh())
+        return outputs
+
+
+def test_what_changes_nothing_of_the_gradient_that_is_read_is_accepted() -> None:
+    torch.manual_seed(0)
+    assert output_layer(TwoViews(), PROBES)[0] == "head"
+    assert last_bias_name(TiedWeights(), torch.arange(5)[None]) == "head.bias"
+    with pytest.raises(KnowledgeError, match=r"the model uses 'layer\.bias' of its last linear layer elsewhere, too"):
+        last_bias_name(ShiftedInputs("bias"), PROBES)
+    with pytest.raises(KnowledgeError, match="computes the weights of its last linear layer from others, as"):
+        output_layer(nn.utils.spectral_norm(nn.Linear(6, 5)), PROBES)
 
 
 @pytest.mark.parametrize("classes", [2, 30])
