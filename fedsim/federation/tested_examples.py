@@ -8,6 +8,7 @@ are not recognised, so that what is found holds, and that nothing is found says 
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -20,6 +21,8 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 _MOST_BYTES = 2 * 10**9
 """Most bytes of inputs that are hashed in a run, which take some seconds."""
+_ROW_BYTES = 2000
+"""Bytes whose hash takes as long as all else that is done for an example, and which its hash takes less memory than."""
 _LEAST_SHARE = 0.1
 """Share of tested examples from which on it is said that they are trained on; a few are equal by chance."""
 
@@ -46,7 +49,11 @@ class ExampleWatch:
             register_module_forward_hook(self._leave, always_call=True),
         )
         try:
-            yield
+            with warnings.catch_warnings():  # torch.compile warns of these hooks, of which the app knows nothing
+                warnings.filterwarnings(
+                    "ignore", message="Using `torch.compile\\(module\\)` when there are global hooks"
+                )
+                yield
         finally:
             for handle in handles:
                 handle.remove()
@@ -71,7 +78,9 @@ class ExampleWatch:
 
     def _leave(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         self._depth = max(0, self._depth - 1)
-        if self._depth or torch.compiler.is_compiling():  # a part of a network
+        if self._depth:  # a part of a network
+            return
+        if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
             return
         if next(module.parameters(), None) is None:  # a loss, whose inputs are no examples
             return
@@ -91,9 +100,9 @@ class ExampleWatch:
             return
         self._last_output = outputs[0].data_ptr()
         rows = batch.detach().cpu().contiguous()
-        self._bytes_left -= rows.numel() * rows.element_size()
+        self._bytes_left -= rows.numel() * rows.element_size() + _ROW_BYTES * len(rows)
         hashes = [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in rows.numpy()]
-        ends = [part for part in outputs if part.requires_grad]
+        ends = [part for part in outputs if part.grad_fn is not None]  # a parameter would keep its hook
         new = set(hashes) - self._tested if self._is_test else set()
         self._tested |= new
         if ends:

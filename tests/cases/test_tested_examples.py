@@ -72,6 +72,35 @@ def test_few_equal_examples_are_chance_and_failing_networks_are_left_alone() -> 
     assert watch.count() == (41, 0)
 
 
+class Constant(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.prompt = nn.Parameter(torch.ones(3))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        del inputs
+        return self.prompt
+
+
+def test_watching_leaves_parameters_and_traces_as_they_are(recwarn: pytest.WarningsRecorder) -> None:
+    watch, constant = ExampleWatch(), Constant()
+    with watch.watch(), watch.answer("train"):
+        constant(draw(0)).sum().backward()
+        torch.jit.trace(make_model(), draw(1))
+    assert not constant.prompt._backward_hooks
+    assert not [warning for warning in recwarn if "NumPy" in str(warning.message)]
+    assert watch.count() == (0, 0)
+
+
+def test_small_examples_end_the_watch_before_it_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedsim.federation.tested_examples._MOST_BYTES", 20_000)
+    watch, model = ExampleWatch(), nn.Linear(2, 1)
+    with watch.watch(), torch.no_grad():
+        for row in torch.rand(100, 1, 2):
+            model(row)
+    assert watch.count()[0] == 10
+
+
 def test_reported_accuracy_is_told_beside_what_is_trained_on() -> None:
     remark = describe_tested_examples(8, 8)
     reported = ReportedAccuracy(accuracy=0.5, clients=2, examples=8, round=1, remark=remark)
