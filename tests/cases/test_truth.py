@@ -293,3 +293,75 @@ def test_findings_of_another_recording_are_not_scored(tmp_path: Path) -> None:
     failures = list[str]()
     assert open_audit(folder / "run", spec, folder).score(failures) == []
     assert "round-1-client-0-repeat-0.safetensors: was found in another recording than is here" in failures[0]
+
+
+def complaint_of_right_file(
+    folder: Path, sent: Callable[[dict[str, Tensor]], dict[str, Tensor]], held: slice = slice(None), **stated: Any
+) -> str:
+    """What is said of a right truth file, of all examples of client 0 or of some, where others have files, too."""
+    model, count = make_model(), 6
+    parts = [[torch.cat(part) for part in zip(*map(held_by, range(at, at + 3)), strict=True)] for at in (0, 9)]
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    cross_entropy(model(parts[0][0]), parts[0][1]).backward()
+    moves = {name: -0.1 * p.grad for name, p in model.named_parameters() if p.grad is not None}
+    after = {name: before[name] + move for name, move in sent(moves).items()}
+    transcript = record_updates(folder / "transcript", [build_update(before, after, num_examples=count)])
+    table = fedsim.write_truth(
+        folder, lambda client: (parts[0][0][held], parts[0][1][held]) if client == 0 else tuple(parts[1]), [0, 1]
+    )
+    known = Knowledge(model=make_model, loss=cross_entropy, value_range=((0.0,), (1.0,)), **stated)
+    case = ForeignRecording({client: Path(file) for client, file in table.items()})
+    context = EvaluationContext(
+        case=case, open_recording=lambda: transcript, knowledge=known, optimum=lambda client, **options: {}
+    )
+    claim = Reconstruction(data=parts[0][0], labels=parts[0][1])
+    return find_complaint(claim, {"attack": "sme", "victim": 0, "first_round": 1, "members": []}, context)
+
+
+def test_some_examples_of_a_client_are_no_contradiction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("_RELATED", "_UNRELATED"):  # as where few of many examples are held
+        monkeypatch.setattr(f"fedsim.audit.evaluation.truth_fit.{name}", -1.0)
+    assert complaint_of_right_file(tmp_path / "some", lambda moves: moves, slice(1)) == ""
+    assert "it is scored, since the file holds 1 of N = 6 examples" in caplog.text
+    assert "fix [truth]" in complaint_of_right_file(tmp_path / "all", lambda moves: moves)
+
+
+def test_messages_that_were_rounded_contradict_nothing(tmp_path: Path) -> None:
+    start = make_model().state_dict()
+
+    def train_little(moves: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: (start[name] + 1e-4 * move).half().float() - start[name] for name, move in moves.items()}
+
+    assert complaint_of_right_file(tmp_path, train_little, **TRAINING | {"batch_size": 6}) == ""
+
+
+@pytest.mark.parametrize(("share", "is_refused"), [(1.0, False), (3.0, True)])
+def test_weight_decay_that_nobody_states_is_asked_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, share: float, is_refused: bool
+) -> None:
+    start = make_model().state_dict()
+
+    def decay(moves: dict[str, Tensor]) -> dict[str, Tensor]:
+        norms = [torch.cat([t.flatten() for t in state.values()]).norm() for state in (moves, start)]
+        return {name: move - share * norms[0] / norms[1] * start[name] for name, move in moves.items()}
+
+    complaint = complaint_of_right_file(tmp_path, decay, **TRAINING | {"batch_size": 6})
+    assert bool(complaint) == is_refused
+    words = "or state in [adversary.knowledge] what clients have of momentum, weight_decay, proximal_mu"
+    assert words in (complaint or caplog.text)
+
+
+def test_files_of_all_members_of_a_sum_may_hold_some_of_their_examples(tmp_path: Path) -> None:
+    about = {"victim": 0, "first_round": 1, "members": [0, 1]}
+    before = make_model().state_dict()
+    update = replace(build_update(before, before, num_examples=6), members=(0, 1))
+    transcript = record_updates(tmp_path / "transcript", [update])
+    for clients in ((0, 1), (0,)):
+        case = case_of_sums(tmp_path, clients, [(0, 1)])
+        context = EvaluationContext(
+            case=case, open_recording=lambda: transcript, knowledge=Knowledge(), optimum=lambda client, **options: {}
+        )
+        complaint = find_complaint(Reconstruction(data=held_by(0)[0], labels=held_by(0)[1]), about, context)
+        assert bool(complaint) == (clients == (0,))

@@ -42,14 +42,23 @@ _HARDLY, _AS_WELL = 0.8, 0.5
 others explain it about as well."""
 _OPPOSITE = 1.5
 """One minus the cosine from which on two messages point in opposite directions."""
-_RETRAINED, _CONTRADICTION = 0.02, 0.2
-"""One minus the cosine of a message and one trained anew, up to which they are equal, and from which on they differ."""
+_RETRAINED, _COMPARABLE, _CONTRADICTION = 0.02, 0.2, 0.5
+"""One minus the cosine of a message and one trained anew, up to which they are equal, up to which their lengths are
+compared, and from which on they differ; settings that nobody stated, such as weight decay, reach 0.4 of right files."""
+_CLEARLY = 0.5
+"""Share of a distance up to which the distance of another client's data is clearly smaller."""
+_BEYOND_KNOWLEDGE = (
+    "if clients do what cannot be stated there, as noise, clipping, compression or augmentation, say defended = true "
+    "in [app]"
+)
 _SPREADS = 3
 """How many times farther from a message than from each other two trained anew may be."""
 _LENGTH_TOLERANCE = 0.25
 """Share by which the length of a message may differ from that of one trained anew."""
 _MAX_WORK = 2e9
 """Most examples times parameters that are trained anew for one message."""
+_TRAINING = tuple(name for name in FACTS if name in LocalTraining.__dataclass_fields__)
+"""Settings of local training that can be stated."""
 _FAILURES = (FedsimError, RuntimeError, ValueError, IndexError, TypeError)
 """What code of an app and data of another shape raise; the attack or the evaluator says what is wrong with them."""
 
@@ -78,7 +87,7 @@ class Retraining:
     @property
     def contradicts(self) -> bool:
         """Return whether the message cannot be one of these data, if clients do nothing else."""
-        return self.is_stated and self.distance > _CONTRADICTION + _SPREADS * self.spread
+        return self.is_stated and self.distance > max(_CONTRADICTION, _COMPARABLE + _SPREADS * self.spread)
 
 
 def shared_measurements(context: EvaluationContext) -> MeasurementCache:
@@ -146,15 +155,15 @@ def find_complaint(finding: Finding, about: FindingMetadata, context: Evaluation
         f"{_describe_sign(retraining.distance)}"
     )
     remedy = (
-        "fix [truth], or what [app] and [adversary.knowledge] say of the model, the loss, local training and the "
-        "order of arrays; if clients add noise, compress or augment their data, say defended = true in [app]"
+        "fix [truth], or what [app] and [adversary.knowledge] say of the model, the loss (weights of classes too), "
+        f"local training and the order of arrays{_describe_unstated(message, context)}; {_BEYOND_KNOWLEDGE}"
     )
     if number := _find_explained_round(message, truth, about, context):
         sentence += (
-            f", but not in round {number}, so that clients add a term that follows from earlier rounds, as FedDyn's, "
+            f", but not in round {number}, as where clients add a term that follows from earlier rounds, as FedDyn's, "
             "and attacks read wrong gradients here"
         )
-        remedy = f"attack round {number}"
+        remedy = f"attack round {number}{_describe_unstated(message, context)}"
     if retraining.contradicts and not context.case.is_defended:
         return f"{sentence}; {remedy}"
     if not context.case.is_defended:
@@ -174,8 +183,8 @@ def _describe_lacking_members(truth: Truth, about: FindingMetadata, context: Eva
     if reply is None:
         return ""
     count = context.transcript.message_format.num_examples_of(reply.client, reply.num_examples)
-    if count <= len(truth.data):
-        return ""
+    if count <= len(truth.data) or all(str(member) in context.case.files for member in members):
+        return ""  # files of all may hold some of their examples
     return (
         f"the sum over clients {join_first(members, 6)} is over N = {count} examples, and truth.{about['victim']} "
         f"holds {len(truth.data)}; name a file of each of these clients, or one alone that holds the examples of all"
@@ -200,24 +209,32 @@ def _describe_unrelated(
     distances[victim] = distance
     nearest = min(distances, key=lambda client: distances[client])
     complaint = f"what truth.{victim} says that it held does not explain its message (1 - cosine {distance:.3f})"
-    if distances[nearest] < _RELATED:
-        return (
-            f"{complaint}{_describe_sign(distance)}, and what client {nearest} is said to have held does "
-            f"({distances[nearest]:.3f}); fix {'[app] or ' if distance >= _OPPOSITE else ''}[truth]"
-        )
+    is_others = distances[nearest] < min(_RELATED, _CLEARLY * distance)
     # Many local steps turn an update away from any gradient, and noise may leave nothing of it.
-    if distance < _UNRELATED or context.knowledge.defenses_in(first_round(about)):
+    if not is_others and (distance < _UNRELATED or context.knowledge.defenses_in(first_round(about))):
         _warn_of_others(victim, distances, about, context)
         return ""
-    complaint = f"{complaint}, nor does anybody else's{_describe_sign(distance)}"
-    if context.case.is_defended:
-        sentence = f"{complaint}; it is scored, since the app is said to be defended"
-        log.warning("%s, client %s: %s", about["attack"], victim, sentence)
+    if is_others:
+        complaint += _describe_sign(distance)
+        complaint += f", and what client {nearest} is said to have held does ({distances[nearest]:.3f})"
+        remedy = f"fix {'[app] or ' if distance >= _OPPOSITE else ''}[truth]"
+    else:
+        complaint += f", nor does anybody else's{_describe_sign(distance)}"
+        remedy = (
+            "fix [truth], or what [app] and [adversary.knowledge] say of the model, the loss (weights of classes too) "
+            f"and the messages{_describe_unstated(message, context)}; {_BEYOND_KNOWLEDGE}"
+        )
+    excuse = ""
+    if len(truth.data) < update.num_examples:
+        excuse = f"the file holds {len(truth.data)} of N = {update.num_examples} examples"
+    elif not _keeps_digits(message, about, context):
+        excuse = "rounding leaves little of its message"
+    elif context.case.is_defended and not is_others:
+        excuse = "the app is said to be defended"
+    if excuse:
+        log.warning("%s, client %s: %s; it is scored, since %s", about["attack"], victim, complaint, excuse)
         return ""
-    return (
-        f"{complaint}; fix [truth], or what [app] and [adversary.knowledge] say of the model, the loss and the "
-        "messages; if the app's own defense hides the data, say defended = true in [app]"
-    )
+    return f"{complaint}; {remedy}"
 
 
 def _warn_of_others(
@@ -269,10 +286,7 @@ def _retrain(
     moves_alone = update.gradient_move is None  # no control variate turned the steps
     if not is_whole or not moves_alone or context.knowledge.defenses_in(first_round(about)):
         return None
-    try:
-        if not _keeps_digits(message, about, context):
-            return None
-    except FedsimError:  # a part of the model came back
+    if not _keeps_digits(message, about, context):
         return None
     found = list[Retraining]()
     for settings, is_stated in _stated_settings(message, context):
@@ -305,15 +319,25 @@ def _find_explained_round(
 
 
 def _keeps_digits(message: AttackedUpdate, about: FindingMetadata, context: EvaluationContext) -> bool:
-    """Tell whether rounding, as to float16, left the direction of a message as it was."""
+    """Tell whether rounding, as to float16, left the direction of a message as it was.
+
+    What was rounded may be recorded as float32.
+    """
     update = message.update
-    recorded = context.transcript.recorded_update(first_round(about), int(about["victim"]), update.message)
-    sent = recorded.payload.arrays()
-    types = {tensor.dtype for tensor in sent.values() if tensor.is_floating_point()}
-    if not types or update.payload.kind != "weights":
-        return bool(types)
+    try:
+        recorded = context.transcript.recorded_update(first_round(about), int(about["victim"]), update.message)
+        sent, move = recorded.payload.arrays(), update.pseudo_gradient if update.payload.kind == "weights" else None
+    except FedsimError:  # a part of the model came back
+        return False
+    tensors = [tensor for tensor in sent.values() if tensor.is_floating_point()]
+    if not tensors or move is None:
+        return bool(tensors)
+    types = {tensor.dtype for tensor in tensors}
+    for short in (torch.float16, torch.bfloat16):
+        if all(torch.equal(tensor.to(short).to(tensor.dtype), tensor) for tensor in tensors):
+            types.add(short)
     rounding = max(torch.finfo(dtype).eps for dtype in types) * _l2_norm(update.before)
-    return rounding < 0.1 * _l2_norm(update.pseudo_gradient)
+    return rounding < 0.1 * _l2_norm(move)
 
 
 def _stated_settings(message: AttackedUpdate, context: EvaluationContext) -> Iterator[tuple[LocalTraining, bool]]:
@@ -321,13 +345,7 @@ def _stated_settings(message: AttackedUpdate, context: EvaluationContext) -> Ite
 
     Nothing states how BatchNorm normalised, nor whether dropout was on.
     """
-    update, knowledge = message.update, context.knowledge
-    names = [name for name in FACTS if name in LocalTraining.__dataclass_fields__]
-    stated = {name: getattr(knowledge, name) for name in names if getattr(knowledge, name) is not None}
-    for name in names:
-        for key in config_keys(name):
-            if name not in stated and FACTS[name].accepts(update.config.get(key)):
-                stated[name] = update.config[key]
+    update, stated = message.update, _read_stated(message, context)
     has_batch_norm = any(isinstance(module, _BatchNorm) for module in message.model.modules())
     for batch_norm in ("train", "eval") if has_batch_norm else ("train",):
         for dropout in (True, False):
@@ -345,6 +363,29 @@ def _stated_settings(message: AttackedUpdate, context: EvaluationContext) -> Ite
                     yield LocalTraining(**stated, **modes), True
                 except _FAILURES:  # an optimizer of the app's own
                     return
+
+
+def _read_stated(message: AttackedUpdate, context: EvaluationContext) -> dict[str, Any]:
+    """Return the settings of local training that the attack file states or the server sent along."""
+    config, knowledge = message.update.config, context.knowledge
+    stated = {name: getattr(knowledge, name) for name in _TRAINING if getattr(knowledge, name) is not None}
+    for name in _TRAINING:
+        for key in config_keys(name):
+            if name not in stated and FACTS[name].accepts(config.get(key)):
+                stated[name] = config[key]
+    return stated
+
+
+def _describe_unstated(message: AttackedUpdate, context: EvaluationContext) -> str:
+    """Ask for the settings of local training that nobody states; empty where all are."""
+    stated = set(_read_stated(message, context))
+    if stated & {"local_epochs", "local_steps"}:
+        stated |= {"local_epochs", "local_steps"}
+    asked = ("batch_size", "label_smoothing") if message.update.gradient is not None else _TRAINING
+    unstated = [name for name in asked if name not in stated and name != "local_steps"]
+    if not unstated:
+        return ""
+    return f", or state in [adversary.knowledge] what clients have of {join_first(unstated, len(_TRAINING))}"
 
 
 def _compare_retrained(
@@ -389,7 +430,7 @@ def _train_anew(message: AttackedUpdate, truth: Truth, settings: LocalTraining, 
 
 def _warn_of_length(retraining: Retraining, victim: str) -> None:
     """Warn where a message points where it should, and is longer or shorter than it should be."""
-    is_known = retraining.is_stated and retraining.distance < _CONTRADICTION
+    is_known = retraining.is_stated and retraining.distance < _COMPARABLE
     if is_known and abs(math.log(retraining.length)) > math.log1p(_LENGTH_TOLERANCE):
         log.warning(
             "client %s: its message is %.3g times as long as training on truth.%s as [adversary.knowledge] states "
