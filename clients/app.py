@@ -334,7 +334,7 @@ def _defended_reply(
     """Return the records that the client sends, after its defenses acted on the payload."""
     for defense, defense_key in pair_with_keys(experiment.client_defenses(client)):
         context = client_round.make_context("on_update", defense_key, defense.draws_in_common)
-        with client_round.seed_globals("on_update", defense, defense_key):
+        with client_round.seed_globals(defense, "on_update", *defense_key):
             payload = defend_payload(defense, client_round.broadcast, payload, context)
     metrics = fill_record(MetricRecord(), {"num-examples": num_examples, "train_loss": loss})
     return {"arrays": make_record(payload.arrays()), "metrics": metrics}

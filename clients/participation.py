@@ -52,7 +52,7 @@ def select_examples(
         local = LocalRound.create(model, share, settings, experiment.client_loss)
         context = client_round.make_context("on_data", defense_key, defense.draws_in_common)
         try:
-            with client_round.seed_globals("on_data", defense, defense_key):
+            with client_round.seed_globals(defense, "on_data", *defense_key):
                 selected = apply_on_data(defense, local, context)
             memories.check()
         except (Exception, SystemExit) as error:  # its text may hold anything of the data

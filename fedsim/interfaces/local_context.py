@@ -211,17 +211,16 @@ class ClientRound:
             common_key=common_key,
         )
 
-    def seed_globals(self, hook: str, defense: object, defense_key: DefenseKey) -> AbstractContextManager[None]:
-        """Seed the global generators for a hook outside of local training, where a dropout key does.
+    def seed_globals(self, defense: object, *key: int | str) -> AbstractContextManager[None]:
+        """Seed the global generators for a hook that may run where no dropout key seeds them.
 
         What a library draws from them is then the same on every engine, and another for each client. Fedsim's own
         defenses draw from their context alone, so that nothing is seeded for them, which would take as long as they.
 
         Args:
-            hook: name of the hook.
             defense: whose hook it is.
-            defense_key: key of the defense, see `pair_with_keys`.
+            key: name of the hook, and what tells its calls in this round from one another.
         """
         if type(defense).__module__.partition(".")[0] == "clients":
             return nullcontext()
-        return seed_globals(*self.key, "globals of a defense", hook, *defense_key)
+        return seed_globals(*self.key, "globals of a defense", *key)

@@ -63,7 +63,7 @@ class TrainingHooks:
             ConfigError: the defenses do not go together, or not with these settings or this model.
             RunError: one of them asks for a kind of sampling that does not exist.
         """
-        self._settings, self._count, self._key = settings, count, client_round.key
+        self._settings, self._count, self._client_round = settings, count, client_round
         # For each hook, the defenses that define it, each with its context.
         self._users: dict[str, list[tuple[Defense, LocalContext]]] = {
             hook: [] for hook in ("on_batch", "on_features", "on_examples", "on_gradient")
@@ -114,7 +114,7 @@ class TrainingHooks:
         if given is not None:
             self._check_sampling(batches_are_drawn=False)
             return given
-        rng = generator(*self._key, "order")
+        rng = generator(*self._client_round.key, "order")
         if self.sampling is None:
             return shuffled_batches(self._count, self._settings, rng)
         rate, steps = self.sampling.rate, self._settings.steps(self._count)
@@ -164,12 +164,15 @@ class TrainingHooks:
         if self._canaries is not None:
             gradients = self._canaries.append_gradients(gradients)
         batch_size = len(next(iter(gradients.values())))
-        return apply_on_examples(defense, gradients, self.expected_batch_size(batch_size), parameters, context)
+        with self._client_round.seed_globals(defense, "on_examples", context.step):  # as for `combine_sum`
+            return apply_on_examples(defense, gradients, self.expected_batch_size(batch_size), parameters, context)
 
     def combine_sum(self, total: State, batch_size: int, parameters: State) -> State:
         """Compute the same gradient from the sum of gradients clipped by `clipping_factors`."""
         ((defense, context),) = self._users["on_examples"]
-        return apply_on_sum(defense, total, self.expected_batch_size(batch_size), parameters, context)
+        # Clients that train at once are in no block in which global generators are seeded for one of them.
+        with self._client_round.seed_globals(defense, "on_examples", context.step):
+            return apply_on_sum(defense, total, self.expected_batch_size(batch_size), parameters, context)
 
     def replace_gradient(self, model: nn.Module) -> None:
         """Replace the gradient of each parameter that has one by what the defenses make of it."""

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
 
+from clients.defenses.dp_sgd import DpSgd
 from clients.mods import as_mod
 from fedsim.base.errors import ConfigError, PluginError, RunError
 from fedsim.base.randomness import generator
@@ -423,6 +424,20 @@ def test_what_a_defense_leaves_in_the_network_is_named_and_put_back(what: str) -
 TABLES: dict[str, Any] = {"defense": [{"name": f"{__name__}:PoissonPrivate"}], "attack": []}
 
 
+@dataclass(frozen=True, kw_only=True)
+class PrivateFromGlobals(DpSgd):
+    """DP-SGD whose noise is of torch's global generator, as of a library."""
+
+    def on_examples(self, gradients: State, expected: float, context: LocalContext) -> State:
+        return self.on_sum(self.clipped_sum(gradients), expected, context)
+
+    def example_factors(self, norms: Tensor) -> Tensor:
+        return super().example_factors(norms)
+
+    def on_sum(self, total: State, expected: float, context: LocalContext) -> State:
+        return {name: (tensor + 0.1 * torch.randn(tensor.shape)) / expected for name, tensor in total.items()}
+
+
 def test_clients_with_such_defenses_send_the_same_bytes_whether_or_not_others_train_at_once(tmp_path: Path) -> None:
     together, alone = (
         Transcript(run_serial(make_tiny_config(federation={"vectorise": way}, **TABLES), tmp_path / str(way)).path)
@@ -431,6 +446,22 @@ def test_clients_with_such_defenses_send_the_same_bytes_whether_or_not_others_tr
     for one, other in zip(together.updates(), alone.updates(), strict=True):
         assert are_equal(one.after, other.after)
     assert len(list(alone.updates())) == 8
+
+
+def test_what_libraries_draw_is_the_same_whether_or_not_others_train_at_once(tmp_path: Path) -> None:
+    """Which clients train at once depends on the engine."""
+    defense = {"name": f"{__name__}:PrivateFromGlobals", "noise_multiplier": 1.0}
+    together, alone = (
+        Transcript(
+            run_serial(
+                make_tiny_config(federation={"vectorise": way, "rounds": 1}, defense=[defense], attack=[]),
+                tmp_path / str(way),
+            ).path
+        )
+        for way in (True, False)
+    )
+    for one, other in zip(together.updates(), alone.updates(), strict=True):
+        torch.testing.assert_close(one.after, other.after, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(
