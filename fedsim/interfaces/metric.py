@@ -111,7 +111,7 @@ class Metric:
     def chance_tail(self, value: float, count: int) -> float | None:
         """Return how often chance gives one victim `value` or more; None where `chance_spread` tells.
 
-        Metrics whose evidence is `candidates` override it where values by chance are skewed.
+        Metrics whose evidence is `candidates` override it, beside `chance_spread`, where values by chance are skewed.
 
         Args:
             value: of one victim, or the mean of several.

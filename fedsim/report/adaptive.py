@@ -26,7 +26,6 @@ EQUAL_SUFFIX = ", naive and adaptive alike"
 """Suffix of the name of an attack whose scores equal those of the adaptive one."""
 MARGIN = 0.05
 """How far an interval may reach beyond chance and still show that there is hardly any leak."""
-_NORMAL_QUANTILE = 1.96
 _SAME_UP_TO = 0.01
 """Share of a score by which an adaptive attack may differ from the naive one and still be the same but for rounding."""
 HOLDS, ONLY_NAIVE, FAILS, NOT_CONCLUDED = "holds", "beats only the naive attack", "does not hold", "not concluded"
@@ -157,6 +156,10 @@ class NaiveAdaptivePair:
             return "some victims have no score, and may be those that leak"
         if not are_independent(self.naive.summary.metric):
             return "its victims are compared with one another, so that nothing is concluded from one run"
+        evidence = describe_metric(self.naive.summary.metric).evidence
+        if evidence in ("matches", "candidates"):  # whose interval is another than the one shown
+            units = "examples" if evidence == "matches" else "candidates"
+            return f"neither attack is shown to leak, but so few {units} leave open whether one does"
         return "neither attack leaks, but the 95 % interval of a score is not wholly at or below its floor"
 
 
@@ -180,8 +183,8 @@ def at_floor(item: Summary) -> bool:
     interval may reach up to `MARGIN` beyond it, or up to the floor's own size where that is less;
     candidates that are ranked worse than by chance are not at it, since the order can be turned round.
     Victims may share the candidates that are no members, which the interval over them does not show, so
-    that it is widened. False where there are too few victims to conclude
-    from, or where some have no score.
+    that it is widened; that of a rate, such as TPR, is the one by chance. False where there are too few
+    victims to conclude from, or where some have no score.
     """
     if (
         item.missing
@@ -197,19 +200,25 @@ def at_floor(item: Summary) -> bool:
             high = statistics.binomial_interval(round(matches), round(sum(item.examples.values())))[1]
             return high <= item.floor + MARGIN
         case "candidates":
-            margin, shared = min(MARGIN, item.floor), _shared_margin(item)
-            low = item.mean - math.hypot(item.mean - item.low, shared)
-            high = item.mean + math.hypot(item.high - item.mean, shared)
-            return low >= item.floor - margin and high <= item.floor + margin
+            return _are_candidates_at_floor(item)
     return item.high <= item.floor if item.higher_is_better else item.low >= item.floor
 
 
-def _shared_margin(item: Summary) -> float:
-    """Return by how much candidates that all victims share may move their mean; 0 where seeds tell that."""
-    if item.num_seeds >= MIN_SEEDS:
-        return 0.0
-    deviation, _ = describe_metric(item.metric).chance_spread(round(min(item.examples.values())))
-    return _NORMAL_QUANTILE * deviation / math.sqrt(2 * item.num_seeds)  # half of the variance is of non-members
+def _are_candidates_at_floor(item: Summary) -> bool:
+    """Return whether the interval of a score of candidates is within the margin of chance, see `at_floor`."""
+    metric, count = describe_metric(item.metric), round(min(item.examples.values()))
+    margin = min(MARGIN, item.floor)
+    # Half of the variance by chance is of the candidates that are no members, which all victims of a seed may share.
+    shared = statistics.NORMAL_QUANTILE * metric.chance_spread(count)[0] / math.sqrt(2 * item.num_seeds)
+    if metric.chance_tail(item.mean, count) is not None:
+        # The interval of a share assumes no distribution: of a rate of some percent it reaches many times that. The
+        # other half is of the members of each victim. That scores are turned round is seen by the AUC.
+        return item.mean + shared * math.sqrt(1 + 1 / item.count) <= item.floor + margin
+    if item.num_seeds >= MIN_SEEDS:  # the seeds tell it
+        shared = 0.0
+    low = item.mean - math.hypot(item.mean - item.low, shared)
+    high = item.mean + math.hypot(item.high - item.mean, shared)
+    return low >= item.floor - margin and high <= item.floor + margin
 
 
 def pair_readings(readings: Sequence[ScoreReading]) -> list[NaiveAdaptivePair]:

@@ -103,7 +103,8 @@ def _judge_attack(outcomes: Sequence[DefenseOutcome]) -> AttackOutcome:
         if still_by:
             reason = _describe_metrics(less_by, still_by)
         elif worst.word != WEAKENS:
-            reason = "leakage is lower than without it; whether it still leaks by another metric is open"
+            title = describe_metric(worst.metric).title
+            reason = f"leakage is lower than without it; whether it still leaks by {title} is open"
         # The means that are shown are those of a metric that tells both, where there is one.
         worst = next((item for item in weaker if item.leaks_with_defense), worst if worst in weaker else weaker[0])
     return AttackOutcome(

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -312,6 +313,11 @@ def _judge_difference(
     comparison: _AttackWithAndWithout, control: AttackReading, difference: PairedDifference
 ) -> tuple[str, str]:
     """Return an outcome by the difference to an attack that leaks without the defense, and the reason for it."""
+    if difference.shared_error == math.inf:
+        return NOT_CONCLUDED, (
+            "the victims of a seed may share the candidates that set its threshold, so that a difference has no "
+            f"interval with fewer than {MIN_SEEDS} seeds; add seeds"
+        )
     if not difference.is_measured:
         return NOT_CONCLUDED, f"the difference of {number_of(difference.count, 'pair')} has no interval"
     if difference.is_less and comparison.adaptive is None:
@@ -384,4 +390,5 @@ def _why_it_does_not_hold(comparison: _AttackWithAndWithout, num_victims: int) -
             "leakage is lower than without it, but the attack did not use its knowledge of the defense, so that no "
             "adaptive attack was tried"
         )
-    return "leakage is lower than without it; whether it still leaks is open"
+    remedy = "candidates or seeds" if describe_metric(comparison.metric).evidence == "candidates" else "victims"
+    return f"leakage is lower than without it; whether it still leaks is open, and more {remedy} would tell"

@@ -34,7 +34,6 @@ SEEN_MORE, SEEN_LESS, MIXED = "more, as far as seen", "less, as far as seen", "n
 FEWEST, ONE_SIDED_LEVEL = 6, 0.025
 """Fewest victims from which anything is concluded, for of five all differ in one direction by chance in 1 of 16 cases;
 and significance level of a test for each direction."""
-_NORMAL_QUANTILE = 1.96
 _PARTITION_SETTINGS = ("data.", "partition.", "federation.seed", "federation.clients")
 """Settings that determine who holds what."""
 Rows = Sequence[Mapping[str, Any]]
@@ -410,7 +409,7 @@ def _allow_for_shared_candidates(
     victims take for so many voices. Half of the variance by chance is of them in each run.
     """
     shared_error = difference_by_shared_candidates(base.metric, base.examples.values())
-    reach = _NORMAL_QUANTILE * shared_error * math.sqrt(1 + 1 / result.count)
+    reach = statistics.NORMAL_QUANTILE * shared_error * math.sqrt(1 + 1 / result.count)
     if not reach or verdict not in (MORE, LESS) or abs(result.mean) > reach:
         return verdict, reason
     return NOT_SHOWN, f"{reason}, who may share their candidates"

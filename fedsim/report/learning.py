@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fedsim.audit.evaluation.statistics import binomial_interval
+from fedsim.audit.evaluation.statistics import NORMAL_QUANTILE, binomial_interval
 
 Remedy = Literal["", "train longer", "smaller steps", "larger steps"]
 _REMEDY = "try another training.learning_rate, more federation.rounds or more training.local_epochs"
@@ -20,7 +20,6 @@ _DIVERGED_LOSS = 20.0
 """Cross-entropy that only a diverged model has: as if the true class had a probability of 2e-9 on average."""
 _DIVERGED_RATIO = 10.0
 """How many times the loss of the best constant answer a regression's is where it has diverged."""
-_NORMAL_QUANTILE = 1.96
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +103,7 @@ def _explain_high_loss(loss: float, guess: float, count: int, advice: str) -> st
 
     Squared errors of normal residuals have a standard deviation of sqrt(2) times their mean.
     """
-    margin = _NORMAL_QUANTILE * math.sqrt(2 / count) * loss
+    margin = NORMAL_QUANTILE * math.sqrt(2 / count) * loss
     if loss + margin < guess:
         return ""
     return (

@@ -230,7 +230,7 @@ def _leakage_texts(
     if math.isnan(group.gain):
         leakage = "no guess to compare with"
     elif group.gain <= 0:
-        leakage = f"at the guess on average, and beyond it of {exposed}" if exposed else "at the guess"
+        leakage = f"at the guess on average, but beyond it for {exposed}" if exposed else "at the guess"
     elif group.is_exact:
         leakage = EXACT
     else:

@@ -16,6 +16,8 @@ Scores = NDArray[np.float64]
 Draw = Callable[[np.random.Generator, int], Scores]
 """Draw the scores of so many victims in one seed under the defense."""
 MEMBERS = 500
+FLOOR_OF_RATE = (MEMBERS // 100 + 1) / (MEMBERS + 1)
+"""What chance gets as the TPR at an FPR of 1 %."""
 
 
 def draw_psnr(rng: np.random.Generator, victims: int) -> Scores:
@@ -58,6 +60,13 @@ def draw_members(rng: np.random.Generator, victims: int) -> Scores:
     return shares
 
 
+def draw_rates(rng: np.random.Generator, victims: int) -> Scores:
+    """The TPR is 2.7 % at an FPR of 1 %, and all victims have the threshold of the same non-members."""
+    threshold = np.sort(rng.normal(size=MEMBERS))[-1 - MEMBERS // 100]
+    shares: Scores = (rng.normal(0.4, 1.0, (victims, MEMBERS)) > threshold).mean(1)
+    return shares
+
+
 _MATCHES = {"metric": "identified", "floor": 0.01, "examples": 10.0, "floor_guess": "chance"}
 KINDS: dict[str, tuple[Draw, float, dict[str, Any]]] = {
     "PSNR 0.5 dB beyond the guess": (draw_psnr, 15.0, {}),
@@ -70,6 +79,11 @@ KINDS: dict[str, tuple[Draw, float, dict[str, Any]]] = {
         draw_members,
         0.9,
         {"metric": "membership_auc", "floor": 0.5, "examples": 2.0 * MEMBERS},
+    ),
+    "membership TPR 2.7 % at FPR 1 %, 500 members": (
+        draw_rates,
+        0.2,
+        {"metric": "tpr_at_1_in_100", "floor": FLOOR_OF_RATE, "examples": 2.0 * MEMBERS},
     ),
 }
 """What draws the scores under the defense, the score without it, and columns of `sweep.csv`."""

@@ -81,10 +81,21 @@ class TruePositiveRate(MembershipAuc):
         """
         from scipy.stats import betabinom  # takes a second
 
+        hits = math.floor(value * (count // 2) + 1e-9)
+        return float(betabinom.sf(hits - 1, *self._chance_law(count)))
+
+    def chance_spread(self, count: int) -> tuple[float, float]:
+        """Return that of the same law, half of whose variance is of the threshold."""
+        from scipy.stats import betabinom  # likewise
+
+        members = count // 2
+        return float(betabinom.std(*self._chance_law(count))) / members, 1 / members
+
+    def _chance_law(self, count: int) -> tuple[int, int, int]:
+        """Return the parameters of the beta-binomial distribution of how many members are found by chance."""
         members = count // 2
         allowed = math.floor(members * self.false_positive_rate)
-        hits = math.floor(value * members + 1e-9)
-        return float(betabinom.sf(hits - 1, members, allowed + 1, members - allowed))
+        return members, allowed + 1, members - allowed
 
 
 class TruePositiveRateOfFew(TruePositiveRate):

@@ -13,6 +13,8 @@ SIGNIFICANCE = 0.05
 """How often a test may find what is not there."""
 CONFIDENCE = 1 - SIGNIFICANCE
 """Level of an interval unless another is named."""
+NORMAL_QUANTILE = 1.96
+"""Half the width of the central 95 % of the normal distribution, in standard deviations."""
 _BOOTSTRAP_DRAWS = 4000
 Values = NDArray[np.float64]
 

@@ -19,6 +19,7 @@ from fedsim.report.defense_outcomes import (
     attack_outcomes,
     read_scores,
 )
+from fedsim.report.exposed_victims import find_exposed_victim
 from fedsim.report.paired_differences import subtract_control
 from fedsim.report.sweep_groups import group_scores, paired_interval
 from fedsim.report.undefended_leaks import explain_no_leak, find_main_metric
@@ -336,6 +337,35 @@ def test_what_chance_gives_one_of_many_victims_exposes_nobody() -> None:
     exposed = make_both({False: list(aucs[0]), True: [0.6, *aucs[1][1:]]}, "noise", **columns)
     [found] = attack_outcomes(exposed, make_rows([0.6] * 40, **columns), "")
     assert found.word == WEAKENS
+
+
+@pytest.mark.parametrize(("others", "is_exposed"), [(0, True), (39, False)])
+def test_what_exposes_a_single_victim_may_be_chance_among_many(others: int, is_exposed: bool) -> None:
+    """Chance identifies three of ten examples in 1 % of cases."""
+    columns: dict[str, Any] = {"metric": "identified", "floor": 0.05, "examples": 10.0, "floor_guess": "chance"}
+    rows = make_rows([0.3] + [0.0] * others, "noise", **columns)
+    found = find_exposed_victim("identified", rows, make_rows([0.35] * (others + 1), **columns))
+    assert bool(found) == is_exposed
+
+
+@pytest.mark.parametrize(("seeds", "rate", "word"), [(1, 0.012, HOLDS), (3, 0.012, HOLDS), (3, 0.03, WEAKENS)])
+def test_a_rate_holds_within_what_so_many_members_and_one_threshold_give(seeds: int, rate: float, word: str) -> None:
+    """Gaffke's interval of six rates of 1 % reaches 40 %, and chance spreads an AUC more than twice as far."""
+    columns: dict[str, Any] = {"metric": "tpr_at_1_in_100", "floor": 21 / 2001, "examples": 4000.0}
+    rows, controls = [], []
+    for seed in range(seeds):
+        controls += make_rows([0.2, 0.21, 0.19, 0.2, 0.22, 0.18], seed=seed, **columns)
+        naive = [rate + change for change in (0.0, 0.002, -0.002, 0.001, -0.001, 0.0)]
+        rows += make_both({False: naive, True: [value - 0.001 for value in naive]}, "noise", seed=seed, **columns)
+    [found] = attack_outcomes(rows, controls, "")
+    assert found.word == word
+
+
+def test_why_few_seeds_tell_nothing_of_a_rate_is_said() -> None:
+    columns: dict[str, Any] = {"metric": "tpr_at_1_in_100", "floor": 6 / 501, "examples": 1000.0}
+    rows = make_both({False: [0.1] * 6, True: [0.11] * 6}, "noise", **columns)
+    [found] = attack_outcomes(rows, make_rows([0.2] * 6, **columns), "")
+    assert (found.word, found.reason.endswith("add seeds")) == (NOT_CONCLUDED, True)
 
 
 def test_knowing_the_defense_is_seen_by_any_metric() -> None:

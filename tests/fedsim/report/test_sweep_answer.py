@@ -84,7 +84,7 @@ def test_who_is_got_back_all_the_same_stands_beside_the_mean() -> None:
     exposed = [25.0, *[7.0] * 19]
     rows = make_both({False: exposed, True: [value - 0.3 for value in exposed]}, "noise")
     row = row_of(answer(make_rows([15.0] * 20), rows), "noise")
-    assert row.leakage == "at the guess on average, and beyond it of victim 0 (round 1, seed 0) (sme)"
+    assert row.leakage == "at the guess on average, but beyond it for victim 0 (round 1, seed 0) (sme)"
 
 
 def test_exact_claims_are_called_exact_and_a_difference_names_its_attack() -> None:
