@@ -19,7 +19,7 @@ from fedsim.audit.evaluation.evaluator import EvaluationContext
 from fedsim.audit.evaluation.foreign_recording import ForeignRecording
 from fedsim.audit.evaluation.measurements import measure_claims
 from fedsim.audit.evaluation.truth import Truth
-from fedsim.audit.evaluation.truth_fit import find_complaint
+from fedsim.audit.evaluation.truth_fit import Retraining, find_complaint
 from fedsim.audit.threat_model import full_knowledge
 from fedsim.audit.truth_files import warn_of_unmatched_names
 from fedsim.base import table_metrics
@@ -316,6 +316,11 @@ def complaint_of_right_file(
     )
     claim = Reconstruction(data=parts[0][0], labels=parts[0][1])
     return find_complaint(claim, {"attack": "sme", "victim": 0, "first_round": 1, "members": []}, context)
+
+
+@pytest.mark.parametrize(("distance", "fits"), [(0.7, True), (1.1, False)])
+def test_a_message_of_dropout_is_not_explained_by_whatever_spreads_widely(distance: float, fits: bool) -> None:
+    assert Retraining(distance=distance, spread=0.6, length=1.0).fits == fits
 
 
 def test_some_examples_of_a_client_are_no_contradiction(

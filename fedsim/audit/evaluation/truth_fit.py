@@ -81,8 +81,8 @@ class Retraining:
 
     @property
     def fits(self) -> bool:
-        """Return whether the message can be one of these data."""
-        return self.distance <= _RETRAINED + _SPREADS * self.spread
+        """Return whether the message can be one of these data; dropout may spread messages so far that all would."""
+        return self.distance <= min(_RETRAINED + _SPREADS * self.spread, _UNRELATED)
 
     @property
     def contradicts(self) -> bool:
