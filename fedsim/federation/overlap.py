@@ -17,8 +17,8 @@ _CHUNK_SIZE = 1000
 """Most records that are in memory at once."""
 _MOST_TESTED = 200
 """Most test examples that are looked for among those that clients train on."""
-_LEAST_SHARE = 0.1
-"""Share of test examples from which on it is said that clients train on them; a few are equal by chance."""
+_LEAST_SHARE, _LEAST_SHARE_OF_ROWS = 0.1, 0.5
+"""Share of test examples, and of rows of a table or texts, from which on it is said that clients train on them."""
 _FEW_VALUES = 32
 """Most values of a record by which it is looked for."""
 
@@ -34,6 +34,17 @@ def hash_records(inputs: Tensor, labels: Tensor) -> Iterator[bytes]:
     """Yield the same hash for records in tensors, `record ...` and `record`."""
     for record, label in zip(inputs.numpy(), labels.numpy(), strict=True):
         yield sha256(record.tobytes() + label.tobytes()).digest()
+
+
+def are_many_equal(equal: int, tested: int, ndim: int) -> bool:
+    """Tell whether so many test examples are trained on that it is no chance, by which rows of a table are often equal.
+
+    Args:
+        equal: examples that are trained on.
+        tested: examples that are tested on.
+        ndim: dimensions of a batch of them.
+    """
+    return equal > 0 and equal >= (_LEAST_SHARE if ndim > 2 else _LEAST_SHARE_OF_ROWS) * tested
 
 
 def exclude_training_records(data: FederatedData, examples: Examples, indices: Indices) -> Iterator[int]:
@@ -60,7 +71,7 @@ def describe_tested_records(data: FederatedData) -> str:
         trained = trained[[index for index, key in enumerate(keys) if key in wanted]]
     hashes = set(_hash_inputs(train, trained)) if len(trained) else set()
     equal = sum(record in hashes for record in _hash_inputs(test, tested))
-    if equal < _LEAST_SHARE * len(tested):
+    if not are_many_equal(equal, len(tested), test.raw.ndim):
         return ""
     return (
         f"{equal} of {len(tested)} test examples that were looked at are equal to ones that clients train on, so that "

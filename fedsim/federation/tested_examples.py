@@ -19,12 +19,12 @@ from flwr.app import MessageType
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from fedsim.federation.overlap import are_many_equal
+
 _MOST_BYTES = 2 * 10**9
 """Most bytes of inputs that are hashed in a run, which take some seconds."""
 _ROW_BYTES = 2000
 """Bytes whose hash takes as long as all else that is done for an example, and which its hash takes less memory than."""
-_LEAST_SHARE = 0.1
-"""Share of tested examples from which on it is said that they are trained on; a few are equal by chance."""
 
 
 class ExampleWatch:
@@ -39,6 +39,7 @@ class ExampleWatch:
         self._is_test = True  # the server tests, if it passes anything at all
         self._depth = 0
         self._last_output = 0
+        self._ndim = 0  # of batches
         self._bytes_left = _MOST_BYTES
 
     @contextmanager
@@ -70,7 +71,7 @@ class ExampleWatch:
     def count(self) -> tuple[int, int]:
         """Return how many examples are tested on, and how many of these are trained on; 0 where these are few."""
         equal = len(self._tested & self._trained)
-        return len(self._tested), equal if equal >= _LEAST_SHARE * len(self._tested) else 0
+        return len(self._tested), equal if are_many_equal(equal, len(self._tested), self._ndim) else 0
 
     def _enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         del module, inputs
@@ -103,6 +104,7 @@ class ExampleWatch:
         self._bytes_left -= rows.numel() * rows.element_size() + _ROW_BYTES * len(rows)
         hashes = [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in rows.numpy()]
         ends = [part for part in outputs if part.grad_fn is not None]  # a parameter would keep its hook
+        self._ndim = max(self._ndim, batch.ndim)
         new = set(hashes) - self._tested if self._is_test else set()
         self._tested |= new
         if ends:

@@ -47,6 +47,17 @@ def test_examples_that_an_app_trains_and_tests_on_are_counted() -> None:
     assert watch.count()[0] == 10, "nothing is looked at afterwards"
 
 
+@pytest.mark.parametrize(("equal", "expected"), [(10, 0), (30, 30)])
+def test_some_rows_of_a_table_are_equal_by_chance(equal: int, expected: int) -> None:
+    watch, model, rows = ExampleWatch(), nn.Linear(64, 4), draw(0, 80).flatten(1)
+    with watch.watch():
+        with watch.answer("train"):
+            train(model, rows[:40])
+        with watch.answer("evaluate"), torch.no_grad():
+            model(rows[40 - equal : 80 - equal])
+    assert watch.count() == (40, expected)
+
+
 def test_what_losses_and_heads_are_given_is_no_example() -> None:
     watch, body, head = ExampleWatch(), nn.Sequential(nn.Flatten(), nn.Linear(64, 8)), nn.Linear(8, 1)
     with watch.watch():
@@ -104,7 +115,7 @@ def test_small_examples_end_the_watch_before_it_takes_long(monkeypatch: pytest.M
 def test_reported_accuracy_is_told_beside_what_is_trained_on() -> None:
     remark = describe_tested_examples(8, 8)
     reported = ReportedAccuracy(accuracy=0.5, clients=2, examples=8, round=1, remark=remark)
-    assert describe_reported_accuracy(reported).endswith("members are hard to tell from others.")
+    assert describe_reported_accuracy(reported).endswith("test on other examples.")
 
 
 def test_a_data_set_whose_test_part_is_trained_on_is_told_of(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
