@@ -190,9 +190,9 @@ def guarantee_is_valid(subject: CheckedPlugin) -> None:
         fewer, more = of_few_rounds.epsilon, of_many_rounds.epsilon
         expect(fewer <= more, f"epsilon falls from {fewer} to {more} with more rounds")
         expect(
-            fewer < more or math.isinf(fewer) or not _draws_anew(defense),
+            fewer < more or math.isinf(fewer) or not _draws_anew(defense) or _adapts_to_rounds(subject),
             f"it states epsilon = {fewer:.4g} for 10 rounds as for 20, and draws anew in each, of which each reveals "
-            "something; compose it over participation.rounds",
+            "something; compose it over participation.rounds, or let of_client choose the noise by that number",
         )
     expect(defense.promise != NO_GUARANTEE, "it has a guarantee, but says of itself that it has none; set 'promise'")
 
@@ -211,6 +211,12 @@ def _draws_anew(defense: Defense) -> bool:
         if common.are_equal(*sent):
             return False
     return True
+
+
+def _adapts_to_rounds(subject: CheckedPlugin) -> bool:
+    """Tell whether `on_update` sends something else where there are more rounds, as one that keeps to a total does."""
+    fewer, more = (_send(_build_defense(subject, rounds), generator("draws"), 0, {}) for rounds in (10, 20))
+    return not common.are_equal(fewer, more)
 
 
 def _send(defense: Defense, rng: torch.Generator, number: int, memory: Memory) -> State:
@@ -447,13 +453,13 @@ def _overridden_hooks(defense: Defense, number: int = 0, memory: Memory | None =
     return [hook_case for hook_case in hook_cases if overrides(defense, hook_case.hook)]
 
 
-def _build_defense(subject: CheckedPlugin) -> Defense:
+def _build_defense(subject: CheckedPlugin, rounds: int = _ROUNDS) -> Defense:
     """Build the defense for a client that takes part in a few rounds."""
     client = Participation(
         num_examples=_EXAMPLES,
         batch_size=_BATCH_SIZE,
         steps=_EXAMPLES // _BATCH_SIZE,
-        rounds=_ROUNDS,
+        rounds=rounds,
         num_classes=10,
         value_range=((0.0,), (1.0,)),
     )

@@ -512,6 +512,22 @@ class ProvesOneRound(Defense):
 
 
 @dataclass(frozen=True, kw_only=True)
+class KeepsToATotal(ProvesOneRound):
+    """Add noise that follows from an epsilon of all rounds together."""
+
+    noise: float = 1.0
+
+    def of_client(self, participation: Participation) -> Defense:
+        return replace(self, noise=float(participation.rounds) ** 0.5)
+
+    def on_update(self, update: Any, context: LocalContext) -> Any:
+        return {
+            name: tensor + self.noise * torch.randn(tensor.shape, generator=context.rng)
+            for name, tensor in update.items()
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
 class ProvesItsSilence(Defense):
     """Send nothing, round after round, which reveals no more in many rounds."""
 
@@ -1046,7 +1062,8 @@ def test_a_defense_may_act_where_most_do_not_and_promise_what_it_does_not_draw(
 ) -> None:
     for cls in (Remembers, PullsBack, PrunesLeast):
         assert check_class(defenses.has_an_effect, "defenses", cls).verdict == "passed"
-    assert check_class(defenses.guarantee_is_valid, "defenses", ProvesItsSilence).verdict == "passed"
+    for cls in (ProvesItsSilence, KeepsToATotal):
+        assert check_class(defenses.guarantee_is_valid, "defenses", cls).verdict == "passed"
 
 
 def test_one_cause_is_told_once(check_class: Callable[..., CheckResult], tmp_path: Path) -> None:
