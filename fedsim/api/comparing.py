@@ -12,7 +12,7 @@ from fedsim.audit.finding_files import read_facts
 from fedsim.base.errors import ConfigError, FedsimError, RunError
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import RunFolder, read_metrics
-from fedsim.federation.settings import flat_settings
+from fedsim.federation.settings import flat_settings, flatten_tables
 from fedsim.plugins.code_hashes import UNREADABLE
 from fedsim.recording.recording_folder import find_run
 from fedsim.report.attack_traits import read_scores
@@ -87,11 +87,12 @@ class Comparison:
 
         A value is None where the run does not set it, and `UNKNOWN` for a recording made elsewhere.
         """
-        known = [side.settings for side in self.sides if side.settings is not None]
+        flat = [None if side.settings is None else flatten_tables(side.settings) for side in self.sides]
+        known = [settings for settings in flat if settings is not None]
         differing = {}
         for key in sorted(set().union(*known)):
             if any(settings.get(key) != known[0].get(key) for settings in known):
-                differing[key] = [UNKNOWN if side.settings is None else side.settings.get(key) for side in self.sides]
+                differing[key] = [UNKNOWN if settings is None else settings.get(key) for settings in flat]
         return differing
 
     @property

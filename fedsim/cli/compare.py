@@ -37,7 +37,9 @@ def compare(
 
 def _show_settings(comparison: Comparison) -> None:
     names = (side.name for side in comparison.sides)
-    table = Table("setting", *map(escape, names), title="Settings that differ", box=SIMPLE_HEAD)
+    # Folded, because a key that is cut short names no setting.
+    columns = [Column(escape(name), overflow="fold") for name in ("setting", *names)]
+    table = Table(*columns, title="Settings that differ", box=SIMPLE_HEAD)
     for key, values in comparison.differing_settings.items():
         table.add_row(escape(key), *("not set" if value is None else escape(str(value)) for value in values))
     if table.rows:
@@ -85,7 +87,7 @@ def _score_table(attack: str, base: str, name: str, differences: Sequence[Differ
         escape(base),
         escape(name),
         "difference",
-        "reading",
+        Column("reading", overflow="fold"),
         title=escape(f"{attack}: {name} compared with {base}"),
         box=SIMPLE_HEAD,
     )

@@ -146,6 +146,18 @@ def flat_settings(config: Config) -> dict[str, Any]:
     return settings
 
 
+def flatten_tables(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings in which each value of a table stands under its own key.
+
+    >>> flatten_tables({"adversary.who": "server", "adversary.knowledge": {"labels": True}})
+    {'adversary.who': 'server', 'adversary.knowledge.labels': True}
+    """
+    flat = dict[str, Any]()
+    for key, value in settings.items():
+        flat |= {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, dict) else {key: value}
+    return flat
+
+
 def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return the settings that differ, with their old and new values; None where they are not set.
 

@@ -53,6 +53,20 @@ def test_settings_and_accuracy_stand_side_by_side(folder: Path) -> None:
     assert (found.quality["plain"] != found.quality["noisy"]).any()
 
 
+def test_settings_are_named_in_full(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each fact of the granted knowledge has its own row, and no key is cut short, however narrow the terminal is."""
+    found = fedsim.compare(folder / "plain", folder / "other")
+    one, two = found.sides
+    knowledge = {"labels": False, "defenses": False}
+    before = replace(one, settings=one.settings | {"adversary.knowledge": knowledge})
+    after = replace(two, settings=two.settings | {"adversary.knowledge": knowledge | {"labels": True}})
+    changed = replace(found, sides=(before, after))
+    assert changed.differing_settings["adversary.knowledge.labels"] == [False, True]
+    assert "adversary.knowledge.defenses" not in changed.differing_settings
+    compare([folder / "plain", folder / "noisy"])
+    assert "…" not in capsys.readouterr().out
+
+
 def test_scores_are_paired_by_victim(folder: Path) -> None:
     runs = fedsim.open(folder / "plain"), fedsim.open(folder / "noisy")
     rows = fedsim.compare(*(run.path for run in runs)).scores.set_index(["attack", "metric"])
