@@ -188,7 +188,7 @@ def parse_request(
     build_attacks(spec)
     if spec.adversary.knowledge.defenses is True and not spec.defense:
         raise ConfigError(
-            f"{where}: adversary.knowledge.defenses: fedsim puts no defense around the clients, and nobody can say "
+            f"{where}: adversary.knowledge.defenses: fedsim puts no defense around the clients, and it is unknown "
             "what the app does itself; add a [[defense]], or leave the key out"
         )
     if spec.adversary.when == "in-round":

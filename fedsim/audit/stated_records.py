@@ -49,12 +49,13 @@ def find_private_names(network: nn.Module, parts: Sequence[str], sent: State) ->
         names |= of_part
     if shared := sorted(names & sent.keys()):
         raise ConfigError(
-            f"app.private: '{shared[0]}' is in the messages, so the server sees it; name only parts that nobody sends"
+            f"app.private: '{shared[0]}' is in the messages, so the server sees it; name only parts that no client "
+            "sends"
         )
     if names and not any(name in tensors for name in sent):
         raise ConfigError(
-            "app.private: the arrays of the messages have other names than the model's, so nobody knows which of them "
-            "are missing; name them with [app] names"
+            "app.private: the arrays of the messages have other names than the model's, so it is unknown which of "
+            "them are missing; name them with [app] names"
         )
     return frozenset(names)
 

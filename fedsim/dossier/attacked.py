@@ -207,7 +207,7 @@ def describe_openness(results: Sequence[Result]) -> list[str]:
     reasons = list_open_reasons(results)
     sentences = [f"A leak is not excluded by {reason}." for reason in reasons[:_MAX_SENTENCES]]
     if further := reasons[_MAX_SENTENCES:]:
-        sentences.append(f"The same holds of {number_of(len(further), 'further metric')}.")
+        sentences.append(f"The same holds for {number_of(len(further), 'further metric')}.")
     return sentences
 
 
@@ -217,10 +217,7 @@ def describe_failures(missing: Sequence[MissingAttack]) -> list[str]:
     if not failed:
         return []
     lack, subject = ("lacks", "it") if len(failed) == 1 else ("lack", "they")
-    return [
-        f"{enumerate_words(failed)} {lack} results that were asked for, so that what {subject} would have shown is "
-        "not known."
-    ]
+    return [f"{enumerate_words(failed)} {lack} requested results, so it is unknown what {subject} would have shown."]
 
 
 def list_reported(results: Iterable[Result]) -> list[list[Result]]:
@@ -275,7 +272,7 @@ def describe_worst_case(result: Result) -> str:
     what = f"{metric.title} is {_quantity(worst.value, metric.unit)}"
     guess = f", where a guess without any message gets {_quantity(worst.floor, metric.unit)}"
     if worst.is_exact and metric.exact_from < math.inf:
-        what = "all its examples came back exactly"
+        what = "all its examples were recovered exactly"
         guess = f"; by {metric.title}, a guess without any message gets {_quantity(worst.floor, metric.unit)}"
     where = f" ({result.setting})" if result.setting else ""
     rounds = "rounds" if "-" in worst.round else "round"

@@ -109,7 +109,7 @@ class Aim(Part):
 
     aim: str
     attacks: list[str]
-    why_not: str = Field(description="why nobody tried it; empty where somebody did")
+    why_not: str = Field(description="why it was not tried; empty where it was")
 
 
 class MissingAttack(Part):
@@ -118,8 +118,8 @@ class MissingAttack(Part):
     attack: str
     why: str
     is_failure: bool = Field(
-        description="whether it was asked for and failed; otherwise it was ruled out by the threat model or the data, "
-        "or nobody asked for it"
+        description="whether it was requested and failed; otherwise it was ruled out by the threat model or the data, "
+        "or it was not requested"
     )
 
 

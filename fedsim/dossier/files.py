@@ -106,10 +106,8 @@ def render_dossier(dossier: Dossier, seal: Mapping[str, str]) -> str:
 
 
 _PLAIN_WORDS = {
-    "exact": "Share of the examples that were got back exactly.",
-    "recovered": (
-        "Share of the examples that were got back so well that they can be recognised; of texts, word for word."
-    ),
+    "exact": "Share of the examples that were recovered exactly.",
+    "recovered": ("Share of the examples that were recovered well enough to be recognised; of texts, word for word."),
 }
 """What metrics are whose own descriptions name constants of the program."""
 

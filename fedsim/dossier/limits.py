@@ -41,7 +41,7 @@ def describe_extent(coverage: Coverage) -> list[str]:
         f"{number_of(coverage.recorded_rounds, 'recorded round')}"
     )
     is_whole = victims == coverage.clients and rounds == coverage.recorded_rounds
-    return [f"{extent}." if is_whole else f"{extent}; nothing is shown of the others."]
+    return [f"{extent}." if is_whole else f"{extent}; nothing is known about the others."]
 
 
 def _split_rounds(text: str) -> range:
@@ -74,7 +74,7 @@ def describe_changes(
     if verdict == LEAKS:
         further = _SWEEP_COMPARES if can_sweep else _APP_IS_RECORDED_AGAIN
         changes.append(
-            "A leak that was shown stays shown for these settings. Other settings, such as a defense, secure "
+            "A leak that was shown remains valid for these settings. Other settings, such as a defense, secure "
             f"aggregation or longer local training, have to be attacked again; {further}."
         )
     if verdict == NO_LEAK:
@@ -91,12 +91,12 @@ def describe_changes(
     elif verdict == NOT_CONCLUDED:
         changes.append("More attacked clients, in adversary.victims, or more seeds can settle what is undecided.")
     if unjudged := list_unjudged(results):
-        changes.append(f"There is no verdict on {enumerate_words(unjudged)}, whose scores are missing.")
+        changes.append(f"There is no verdict on {enumerate_words(unjudged)}, because scores are missing.")
     changes += [f"A leak is not excluded by {reason}." for reason in list_open_reasons(results)]
     if any(attack.is_failure for attack in missing):
         changes.append("Attacks that lack results may show a leak once they have them; log.txt says what went wrong.")
     if any(not aim.attacks for aim in aims):
-        changes.append("Nothing is known of an adversary with an aim that nobody tried, see above.")
+        changes.append("Nothing is known about an adversary with an aim that was not tried (see above).")
     return changes
 
 
@@ -108,9 +108,9 @@ def describe_validity(review_by: datetime.date | None) -> list[str]:
         else "No date of re-examination was set; --review-by DATE sets one."
     )
     return [
-        "It speaks of the settings, data, code and recorded rounds whose hashes stand in the annex, and ends when any "
-        "of them changes: other clients or data, another model, other training, further rounds.",
-        "It speaks of the attacks that are named here, and ends when a stronger one becomes known.",
+        "It applies to the settings, data, code and recorded rounds whose hashes are in the annex, and becomes invalid "
+        "when any of them changes: other clients or data, another model, other training, further rounds.",
+        "It applies to the attacks that are named here, and becomes invalid when a stronger one becomes known.",
         review,
     ]
 

@@ -18,11 +18,11 @@ from fedsim.report.reproduction_needs import strip_folders
 
 Job = tuple[str, str, int, int]
 """Title, round or rounds, victim and random start of an attack."""
-_ASKED_FOR = "it was asked for and left no finding of {}; log.txt of the run says more"
+_ASKED_FOR = "it was requested, but there is no finding for {}; see log.txt of the run"
 _FAILED = "it failed on {}: "
-_NOT_MADE = "it was not made of {}"
-_NOTHING_SENT = "nothing of {} was recorded there"
-_NO_SCORE = "its finding has no score of {}, so that nobody knows whether it is right"
+_NOT_MADE = "it was not run on {}"
+_NOTHING_SENT = "no message of {} was recorded"
+_NO_SCORE = "its finding for {} has no score, so it is unknown whether it is right"
 
 
 @dataclass

@@ -10,7 +10,7 @@ from fedsim.recording.adversary_role import AdversaryRole
 from fedsim.report.observers import list_attackers
 
 _AIMS: Mapping[tuple[str, ...], str] = {
-    ("reconstruction", "texts"): "get back the examples themselves: images, records, series or texts",
+    ("reconstruction", "texts"): "recover the examples themselves: images, records, series or texts",
     ("representatives",): "show what the examples of a class look like",
     ("membership",): "tell whether a known record was trained on",
     ("inference",): "infer a hidden attribute of a record, or which client holds the record",
@@ -19,7 +19,7 @@ _AIMS: Mapping[tuple[str, ...], str] = {
     ("linkage",): "tell which messages the same client sent",
     ("example-groups",): "tell which examples behind a secure sum are of the same client",
     ("answers",): "find what a client answered to queries, and the values of single people",
-    ("local-model",): "get a client's own model, which fits its data better than the shared one",
+    ("local-model",): "obtain a client's own model, which fits its data better than the shared one",
 }
 """What attacks are after, by the kinds of findings that claim it."""
 _NO_FINDING = "no attack of this kind has a result here"
@@ -29,12 +29,12 @@ _SUMS_OF_OTHERS = (
     "sent; that they knew how many examples these hold was assumed."
 )
 _SUMS_WITHOUT_COLLUDERS = (
-    "Where the server was among them, it took away from the sums that it unmasked under secure aggregation what these "
-    "clients had added."
+    "Where the server was among them, it subtracted what these clients had added from the sums that it unmasked under "
+    "secure aggregation."
 )
 _EACH_MODEL = (
-    "Attacks were made by somebody who gets the model of each round, and so sees the sum of what all clients sent in "
-    "it, under central privacy clipped and with noise; which is more than the last model tells."
+    "The attacks assumed an adversary who gets the model of each round, and so sees the sum of what all clients sent "
+    "in it (with central privacy, clipped and with noise). This is more than the last model reveals."
 )
 _HEARS_UPDATES = (
     "Attacks were made on messages as they are sent, before the server adds up or adds noise; that links are not "

@@ -32,7 +32,7 @@ def collect_proofs(run: ReportedRun, setting: str = "") -> tuple[list[Proof], st
     tables = experiment.config.defense
     central = _CENTRAL if experiment.config.central_privacy is not None else ""
     if not tables and experiment.config.distributed_privacy is None:
-        return [], f"Nothing is proved, because clients have no defense.{central}"
+        return [], f"No guarantee is proved, because clients have no defense.{central}"
     proofs: list[Proof] = []
     unproved: list[str] = []
     try:
@@ -64,7 +64,7 @@ def collect_proofs(run: ReportedRun, setting: str = "") -> tuple[list[Proof], st
             )
     except FedsimError as error:
         return [], f"The guarantees of the defenses are unknown: {error}."
-    nothing = f"Nothing is proved of {enumerate_words(unproved)}." if unproved else ""
+    nothing = f"No guarantee is proved for {enumerate_words(unproved)}." if unproved else ""
     return proofs, f"{nothing}{central}".strip()
 
 
@@ -96,8 +96,8 @@ def _collect_app_proofs(run: ReportedRun, setting: str) -> tuple[list[Proof], st
         return [], f"The guarantees of the defenses are unknown: {error}."
     if proofs:
         return proofs, ""
-    named = run_facts(run).get("Defenses", "nobody can tell")
-    return [], f"Nothing is proved here of a Flower app; the defenses that fedsim put around its clients: {named}."
+    named = run_facts(run).get("Defenses", "unknown")
+    return [], f"No guarantee is proved for this Flower app; the defenses that fedsim put around its clients: {named}."
 
 
 def _prove_sums(run: ReportedRun, privacy: DistributedPrivacy, setting: str) -> Proof:
@@ -177,7 +177,7 @@ def describe_accuracy(run: ReportedRun) -> Accuracy:
     last = evaluated[-1] if evaluated else {}
     count = _read_number(last.get("num_examples"))
     return Accuracy(
-        sentence=sentence or "Nobody evaluated the model, so that its accuracy is not known.",
+        sentence=sentence or "The model was not evaluated, so its accuracy is unknown.",
         accuracy=_read_number(last.get("accuracy")),
         guess=_read_number(last.get("guess")),
         examples=int(count) if count else None,
@@ -196,11 +196,11 @@ def describe_proofs(proofs: Sequence[Proof]) -> list[str]:
     for proof in proofs:
         epsilon, delta = proof.epsilon, proof.delta
         if not isinstance(epsilon, float):
-            sentences.append(f"{proof.defense} proves nothing of the client that spent most.")
+            sentences.append(f"{proof.defense} proves nothing about the client that spent most.")
             continue
         where = f" ({proof.setting})" if proof.setting not in ("", proof.defense) else ""
         sentences.append(
-            f"Proved of {proof.defense}{where}: epsilon is at most {epsilon:.3g} with delta {delta:g}, for "
+            f"Proved for {proof.defense}{where}: epsilon is at most {epsilon:.3g} with delta {delta:g}, for "
             f"{proof.neighbours}; an epsilon of this size promises {_PROTECTIONS[proof.promise]}."
         )
     return sentences

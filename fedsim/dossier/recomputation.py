@@ -161,7 +161,7 @@ def compose_epsilons_again(run: ReportedRun) -> list[VerifiedValue]:
     if not rows:
         return []
     composed: dict[tuple[str, ...], Mapping[str, Any]] = {}
-    reason = "nobody says which defenses the clients had"
+    reason = "the clients' defenses are unknown"
     if run.experiment is not None:
         experiment = run.experiment
         names = [table.name for table in experiment.config.defense]
@@ -173,7 +173,7 @@ def compose_epsilons_again(run: ReportedRun) -> list[VerifiedValue]:
         except FedsimError as error:
             reason = strip_folders(str(error))
     elif run.folder.app.is_file():
-        reason = "the recording does not say of so many messages"
+        reason = "the recording does not have so many messages"
         try:
             defenses = {label: defense for _, defense, label in list_app_defenses(run)}
             composed = {_read_key(row, _LEDGER_KEY): row for row in make_app_ledger(run.recording.headers, defenses)}

@@ -51,12 +51,12 @@ from fedsim.report.summary import number_of
 
 _NOT_WRITTEN_SO = "This is not the run that was written, so nothing below can be relied on."
 _VICTIM_IS_GROUP = (
-    "The number of a client may stand for its group, of which the server saw the sum alone: what is got back is of "
-    "some member."
+    "A client number may stand for the client's group, of which the server saw only the sum: what is recovered belongs "
+    "to some member."
 )
-_NOTHING_ATTACKED = "Nothing was attacked, so that pitfalls of the attacks were not looked for."
+_NOTHING_ATTACKED = "Nothing was attacked, so the attacks were not checked for pitfalls."
 _NOT_AN_ATTACK_FILE = (
-    "Findings are of attacks that the run's own file does not name, so that its pitfalls were not looked for."
+    "Some findings are of attacks that the run's own file does not name, so it was not checked for pitfalls."
 )
 
 
@@ -67,7 +67,7 @@ class DossierOptions:
     Attributes:
         folder: where it is written.
         written: the day.
-        review_by: when it has to be examined again; None where nobody says.
+        review_by: when it has to be examined again; None for no date.
         trust: import code that a run folder names.
     """
 
@@ -190,10 +190,10 @@ def _describe_leakage(
         if not findings:
             reasons = [f"{attack.attack}: {attack.why}" for attack in missing]
             refused = f" ({'; '.join(reasons)})" if reasons else ""
-            return [f"No attack left a finding{refused}, so nothing can be said of what the messages leak."]
+            return [f"No attack left a finding{refused}, so it is unknown what the messages leak."]
         return [
-            f"There is no score of the {number_of(len(findings), 'finding')}, as where nobody knows the clients' data; "
-            "so nothing can be said of what the messages leak. Name truth files in [truth] of an attack file, and "
+            f"There are no scores ({number_of(len(findings), 'finding')}), for example because the clients' data are "
+            "unknown, so it is unknown what the messages leak. Name truth files in [truth] of an attack file, and "
             "attack again."
         ]
     # The words do not depend on the data set, which a verifier may lack.

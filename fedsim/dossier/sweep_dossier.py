@@ -68,7 +68,7 @@ def collect_sweep_dossier(path: Path, options: DossierOptions) -> Dossier:
     # What cannot be relied on comes first, then what leaked, what failed, and what is proved.
     sentences = [
         *(["Not all cells are as they were written, so nothing below can be relied on."] if facts.problems else []),
-        answer.lead or "Nothing was scored, so nothing can be said of what the messages leak.",
+        answer.lead or "There are no scores, so it is unknown what the messages leak.",
         *answer.no_controls,
         *answer.defense_limits,
         *describe_worst(judged),
@@ -76,7 +76,7 @@ def collect_sweep_dossier(path: Path, options: DossierOptions) -> Dossier:
         *answer.failures,
         *describe_failures(unscored),
         *describe_extent(coverage),
-        *(describe_proofs(proofs) or ["Nothing is proved of any setting."]),
+        *(describe_proofs(proofs) or ["No guarantee is proved for any setting."]),
         _describe_learning(answer),
     ]
     return Dossier(
@@ -194,8 +194,8 @@ def _describe_learning(answer: SweepAnswer) -> str:
     if not names:
         return ""
     return (
-        f"Of {enumerate_words(names)} it is not shown that the model has learnt, so that its leakage and accuracy say "
-        "little of one that has."
+        f"It is not shown that the model has learnt with {enumerate_words(names)}, so leakage and accuracy there say "
+        "little about a model that has."
     )
 
 

@@ -221,7 +221,7 @@ def _epsilon_quantities(dossier: Dossier) -> dict[str, Quantity]:
     defended = [setting.name for setting in dossier.settings if setting.is_defended]
     proved = {proof.setting for proof in dossier.proofs}
     unproved = [name for name in defended if name not in proved]
-    nothing = f"nothing is proved of {enumerate_words(unproved)}" if unproved else "nothing is proved"
+    nothing = f"no guarantee is proved for {enumerate_words(unproved)}" if unproved else "no guarantee is proved"
     epsilon = Quantity(value=INFINITE, where=nothing, higher_is_worse=True, value_range=_EPSILONS)
     if dossier.proofs and not unproved:
         most = max(dossier.proofs, key=lambda proof: to_float(proof.epsilon))

@@ -42,7 +42,7 @@ def compare_written_files(sealed: SealedDossier, folder: Path) -> list[VerifiedV
 
 def _compare_file(path: Path, expected: str) -> VerifiedValue:
     if not path.is_file():
-        why = f"{path.name} is not beside {JSON_FILE}, so that nobody knows what it says"
+        why = f"{path.name} is not next to {JSON_FILE}, so its contents are unknown"
         return _make_value(path.name, _STATED, "no file", "cannot be recomputed", why)
     check_no_link(path)
     is_equal = path.read_bytes() == expected.encode()

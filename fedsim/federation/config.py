@@ -179,7 +179,7 @@ class Config(AttackFile):
         """Raise ValueError where clients that attack learn nothing, or what they know would not be there."""
         role, kept = self.adversary.role, self.recording.colluders
         if len(role.colluders) == self.federation.clients:
-            raise ValueError("adversary.who: all clients attack, so that nobody is left to be attacked; name fewer")
+            raise ValueError("adversary.who: all clients attack, so no client is left to be attacked; name fewer")
         if kept is not None and self.secure_aggregation is None:
             raise ValueError(
                 "recording.colluders: without [secure_aggregation] the server sees, and the recording has, the update "

@@ -76,7 +76,7 @@ class Property:
             return self.column.values(examples.inputs(index)) == self.index
         if examples.groups is None:
             raise DataError(
-                f"{_SETTING}: of the examples that nobody trains on the groups are not known; name a column"
+                f"{_SETTING}: the groups of the examples that no client trains on are unknown; name a column"
             )
         return examples.groups[index] == self.index
 

@@ -131,7 +131,7 @@ def _find_complaint(key: str, value: Any, *, is_path: bool) -> str:
     try:
         Path(value).expanduser()
     except RuntimeError:
-        return f"nobody knows the home folder that {value.split('/')[0]!r} stands for; write the path out"
+        return f"the home folder that {value.split('/')[0]!r} stands for is unknown; write the path out"
     return ""
 
 

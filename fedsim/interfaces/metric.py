@@ -263,7 +263,7 @@ def explain_no_verdict(name: str) -> str:
     """Return why scores by a metric say nothing about leakage here; empty where they do."""
     metric = describe_metric(name)
     if isinstance(metric, _UnknownMetric):
-        return f"metric '{name}' is not installed here, so that nobody knows what its scores say; install its package"
+        return f"metric '{name}' is not installed here, so it is unknown what its scores mean; install its package"
     return metric.meaning
 
 

@@ -27,8 +27,8 @@ BOTTOM = "bottom/"
 """Prefix of the weights of a feature party's model, where the label party sends them."""
 
 _PIPELINE = (
-    "as in a pipeline, where a party answers for more rows before the gradient of the last ones returns, so nobody "
-    f"knows which answer a gradient is of; have the server name its rows in an integer tensor '{GRADIENT_ROWS}'"
+    "as in a pipeline, where a party answers for more rows before the gradient of the last ones returns, so it is "
+    f"unknown which answer a gradient is of; have the server name its rows in an integer tensor '{GRADIENT_ROWS}'"
 )
 
 
@@ -83,7 +83,7 @@ def read_split_steps(updates: Iterable[Update]) -> list[SplitStep]:
             if are_named != names_gradients and any(step.gradients is not None for step in steps):
                 raise TranscriptError(
                     f"{where}: {GRADIENT_ROWS} are named with some of the gradients that it was sent and not with "
-                    "others, so nobody knows which answer those are of; have the server name them with each"
+                    "others, so it is unknown which answer those are of; have the server name them with each"
                 )
             names_gradients = are_named
             index = _find_answer(steps, gradient, update, where)
@@ -109,7 +109,7 @@ def read_split_steps(updates: Iterable[Update]) -> list[SplitStep]:
         if steps and steps[0].counted != step.counted:
             raise TranscriptError(
                 f"{where}: messages do not name the rows of {len(embeddings)} embeddings, and those of round "
-                f"{steps[0].number} are {len(steps[0].embeddings)}, so nobody knows which rows they are of; have the "
+                f"{steps[0].number} are {len(steps[0].embeddings)}, so it is unknown which rows they are of; have the "
                 f"app send ids in an integer tensor '{ROWS}'"
             )
         steps.append(step)

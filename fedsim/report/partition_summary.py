@@ -255,7 +255,7 @@ def _goal(dataset: Dataset) -> str:
 
 def _groups(dataset: Dataset) -> str:
     if dataset.train.groups is None:
-        return "nobody knows whose the examples are"
+        return "unknown"
     sizes = np.bincount(dataset.train.groups.numpy())
     sizes = sizes[sizes > 0]
     smallest, largest = _thousands(sizes.min()), _thousands(sizes.max())

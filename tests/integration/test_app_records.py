@@ -86,13 +86,13 @@ def test_a_head_that_stays_with_the_client_is_not_known(tmp_path: Path, caplog: 
     assert psnr_of(tmp_path / "run", inputs, {"private": ["3"]}) > 60
     assert "moved in no reply" not in caplog.text
     for private, words in (
-        (["3", "1"], "'1.bias' is in the messages, so the server sees it; name only parts that nobody sends"),
+        (["3", "1"], "'1.bias' is in the messages, so the server sees it; name only parts that no client sends"),
         (["head"], "the model has no part 'head', known: 1, 3"),
     ):
         with pytest.raises(ConfigError, match=words):
             attacked(tmp_path / "run", {"private": private})
     numbered = [{str(place): tensor for place, tensor in enumerate(state.values())} for state in sent]
     record(tmp_path / "numbered", *numbered)
-    with pytest.raises(ConfigError, match=r"nobody knows which of them are missing; name them with \[app\] names"):
+    with pytest.raises(ConfigError, match=r"it is unknown which of them are missing; name them with \[app\] names"):
         attacked(tmp_path / "numbered", {"private": ["3"]})
     assert psnr_of(tmp_path / "numbered", inputs, {"private": ["3"], "names": ["1.weight", "1.bias"]}) > 60

@@ -104,9 +104,9 @@ def test_a_data_set_is_described_and_its_clients_are_counted(call: Call) -> None
         "1 438 to train, 359 to test",
         "CC BY 4.0 (UCI)",
         "via scikit-learn",
-        "nobody knows whose the examples are",
     ):
         assert fact in result.stdout
+    assert re.search(r"groups\s+unknown\s", result.stdout)
     assert re.search(r"digits, loaded in \d+\.\d\d s", result.stdout)
     assert "iid, 4 clients, which hold 1 438 of 1 438 training examples" in result.stdout
     rows = cells(result.stdout)

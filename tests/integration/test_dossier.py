@@ -120,8 +120,10 @@ def test_a_leak_is_told_with_the_most_exposed_client_and_what_was_not_attacked(r
     assert dossier.verdict == "leaks"
     answer = " ".join(dossier.answer)
     assert "From the messages of 5 victims, the server recovered all 5 examples exactly (by analytic)." in answer
-    assert "Attacked were 5 of 6 recorded clients, in 1 of 2 recorded rounds; nothing is shown of the others." in answer
-    assert "Nothing is proved, because clients have no defense." in answer
+    assert (
+        "Attacked were 5 of 6 recorded clients, in 1 of 2 recorded rounds; nothing is known about the others." in answer
+    )
+    assert "No guarantee is proved, because clients have no defense." in answer
     psnr = next(result for result in dossier.results if result.metric == "psnr")
     scores = fedsim.open(run).scores.query("metric == 'psnr'").set_index("victim")["value"]
     assert psnr.worst is not None
@@ -363,7 +365,7 @@ def test_a_run_without_attacks_says_what_is_not_known(tmp_path: Path, call: Call
     assert "--fail-if 'leaks': cannot be decided: nothing that can be relied on was scored" in done.stderr
     content = read_dossier(folder)
     assert content["verdict"] == "nothing can be said"
-    assert content["answer"][0] == "No attack left a finding, so nothing can be said of what the messages leak."
+    assert content["answer"][0] == "No attack left a finding, so it is unknown what the messages leak."
     assert not any(observer["is_examined"] for observer in content["observers"])
     assert call("verify", folder).returncode == 0
 
@@ -374,7 +376,7 @@ def test_findings_of_a_recording_whose_truth_nobody_knows_say_so(run: Path, tmp_
     done = call("attack", tmp_path / "app", tmp_path / "attack.toml", "-q")
     dossier = fedsim.write_dossier(tmp_path / "app").contents
     assert dossier.verdict == "nothing can be said", done.stderr
-    assert dossier.answer[0].startswith("There is no score of the 1 finding, as where nobody knows the clients' data;")
+    assert dossier.answer[0].startswith("There are no scores (1 finding), for example because the clients' data are")
     assert dossier.no_proof.startswith("There are no known guarantees: it was recorded elsewhere")
     assert dossier.observers[0].is_examined
     assert fedsim.verify_dossier(tmp_path / "app").differences == []
@@ -431,7 +433,7 @@ def test_a_page_or_test_result_that_was_forged_differs(run: Path, name: str) -> 
     [value] = [value for value in fedsim.verify_dossier(run).files if value.state != "equal"]
     assert (value.state, value.why) == (
         "cannot be recomputed",
-        f"{name} is not beside dossier.json, so that nobody knows what it says",
+        f"{name} is not next to dossier.json, so its contents are unknown",
     )
 
 
@@ -468,17 +470,17 @@ def test_what_an_attack_is_known_to_lack_depends_on_who_asked_for_it(original: P
     # The run's own file asked for client 2.
     [missing] = list_missing_attacks(reported, [about for about in findings if about["victim"] != 2])
     assert missing.is_failure
-    assert missing.why.startswith("it was asked for and left no finding of client 2 (round 1); log.txt")
+    assert missing.why.startswith("it was requested, but there is no finding for client 2 (round 1); see log.txt")
     # Nobody asked a further attack for other clients than its own.
     further = findings[0] | {"title": "sme", "attack": "sme", "victim": 5, "command": "fedsim attack RUN more.toml"}
     missing_by_attack = {missing.attack: missing for missing in list_missing_attacks(reported, [*findings, further])}
     assert not missing_by_attack["analytic"].is_failure
-    assert missing_by_attack["analytic"].why == "it was not made of client 5"
+    assert missing_by_attack["analytic"].why == "it was not run on client 5"
     # The same command made another attack of client 4.
     further_dlg = further | {"title": "dlg", "attack": "dlg", "victim": 4}
     every = list_missing_attacks(reported, [*findings, further, further_dlg])
     assert {(missing.attack, missing.why.partition(";")[0]) for missing in every if missing.is_failure} >= {
-        ("sme", "it was asked for and left no finding of client 4 (round 1)")
+        ("sme", "it was requested, but there is no finding for client 4 (round 1)")
     }
 
 
@@ -498,7 +500,7 @@ def test_a_finding_without_a_score_is_missed(run: Path) -> None:
     [missing] = list_missing_attacks(reported, read_finding_facts(reported))
     assert (missing.is_failure, missing.why) == (
         True,
-        "its finding has no score of client 2 (round 1), so that nobody knows whether it is right",
+        "its finding for client 2 (round 1) has no score, so it is unknown whether it is right",
     )
 
 
@@ -537,7 +539,7 @@ def test_of_a_recorded_app_the_accuracy_that_clients_reported_is_quoted(run: Pat
     assert nobody.accuracy.sentence == (
         "The recording does not show the accuracy of the model; see the app's own evaluation, if it has one."
     )
-    assert nobody.no_cautions == "Nothing was attacked, so that pitfalls of the attacks were not looked for."
+    assert nobody.no_cautions == "Nothing was attacked, so the attacks were not checked for pitfalls."
     replies = []
     for client, accuracy in enumerate((0.2, 0.0)):
         metrics = {"metrics": {"num-examples": 20, "accuracy": accuracy}}

@@ -62,7 +62,7 @@ def test_it_answers_for_each_defense_beside_the_undefended_control(original: Pat
     [proof] = content["proofs"]
     assert (proof["setting"], proof["neighbours"]) == ("dp-sgd", "one example added or removed")
     assert content["no_proof"] == (
-        "none: Nothing is proved, because clients have no defense. top-k: Nothing is proved of top-k."
+        "none: No guarantee is proved, because clients have no defense. top-k: No guarantee is proved for top-k."
     )
     assert content["coverage"]["clients"] == 5
 
@@ -73,7 +73,7 @@ def test_thresholds_leave_out_the_undefended_control(original: Path, tmp_path: P
     assert exact["none"] is not None
     assert exact["none"].value == 1
     assert {item.threshold: item.why for item in dossier.thresholds}["epsilon>8"] == (
-        "epsilon is ∞ (nothing is proved of top-k)"
+        "epsilon is ∞ (no guarantee is proved for top-k)"
     )
     defended = [worst.value for setting, worst in exact.items() if setting != "none" and worst is not None]
     assert dossier.thresholds[0].observed == max(defended)

@@ -304,8 +304,8 @@ def _model_scores(experiment: Experiment, folder: OpenRun, canaries: Canaries) -
         rounds_before.append(final.round)
     if len(models) < 2:
         raise RunError(
-            "fewer than two models are recorded, so nobody saw what the canaries moved; record more rounds, or let "
-            "more clients take part (strategy.fraction_train)"
+            "fewer than two models are recorded, so it is unknown what the canaries changed; record more rounds, or "
+            "let more clients take part (strategy.fraction_train)"
         )
     values = []
     for model in models:

@@ -66,8 +66,8 @@ class ExampleCountEvaluator(Evaluator[ExampleCount]):
         true = counts.get(number, {}).get(victim, 0)
         if true < 1:
             raise DataError(
-                f"round {number}, client {victim}: it reported no number of examples, so that nobody can say whether "
-                "the claimed N is right; say it with [app] num_examples"
+                f"round {number}, client {victim}: it reported no number of examples, so it is unknown whether the "
+                "claimed N is right; state the number with [app] num_examples"
             )
         others = dict[int, int]()
         for of_round in counts.values():

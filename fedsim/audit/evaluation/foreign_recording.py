@@ -71,8 +71,8 @@ class ForeignRecording(Case):
     def check_colluders(self, role: AdversaryRole) -> NoReturn:
         """Raise ConfigError: nobody kept what clients added to sums."""
         raise ConfigError(
-            "adversary.who: of a recording made elsewhere nobody kept what colluding clients added to sums; take who = "
-            "'server', or these clients alone"
+            "adversary.who: a recording made elsewhere does not hold what colluding clients added to sums; take "
+            "who = 'server', or these clients alone"
         )
 
     def count_equal_clients(self, role: AdversaryRole) -> None:
@@ -185,8 +185,8 @@ class ForeignRecording(Case):
             )
         if name == "defenses" and not self.defenses and adversary.knowledge.defenses is True:
             raise ConfigError(
-                "adversary.knowledge.defenses: fedsim put no defense around these clients, and nobody can say what an "
-                "app does itself; leave the key out"
+                "adversary.knowledge.defenses: fedsim put no defense around these clients, and it is unknown "
+                "what an app does itself; leave the key out"
             )
         is_asked_for = name in adversary.knowledge.model_fields_set
         if getattr(adversary.knowledge, name) is not True or not is_asked_for:

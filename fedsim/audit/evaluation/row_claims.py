@@ -236,7 +236,7 @@ def find_rows(rows: Tensor, truth: Truth, counted: int = 0) -> Tensor:
         named = ", which names its rows" if truth.rows is not None else ""
         raise DataError(
             f"truth: messages name no rows, a step is about {counted}, and the file has {len(truth.data)}{named}; so "
-            "nobody knows which are claimed. Send ids in an integer tensor 'rows', or write all rows of a step in "
+            "it is unknown which are claimed. Send ids in an integer tensor 'rows', or write all rows of a step in "
             "their order and no ids"
         )
     ids = truth.rows if truth.rows is not None else torch.arange(len(truth.data))

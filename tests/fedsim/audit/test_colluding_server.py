@@ -136,7 +136,7 @@ def test_colluders_that_learn_nothing_are_named(tables: dict[str, Any], message:
 
 def test_of_a_recording_made_elsewhere_nobody_kept_what_clients_added(run: OpenRun) -> None:
     adversary = validate_tables(AdversaryTable, {"who": ["server", 0]}, "adversary")
-    with pytest.raises(ConfigError, match="of a recording made elsewhere nobody kept"):
+    with pytest.raises(ConfigError, match="a recording made elsewhere does not hold"):
         observe_run(run, ForeignRecording({}), adversary, MessageFormat())
     with pytest.raises(ConfigError, match="num_examples and client_ids are withheld"):
         attack(run, "analytic", who=["server", 0], knowledge={"client_ids": False})

@@ -147,7 +147,7 @@ def build(path: Path, *overrides: str) -> Config:
         (f"{'a.' * 5000}b=1", "is nested too deeply"),
         ('data.name="a\\u0000b"', "data.name: holds a NUL character; remove it"),
         ("data={name='csv', path='" + "x" * 300 + "'}", "data.path: a path of 300 characters is longer than files can"),
-        ("model.start='~nobody-at-all/x'", "model.start: nobody knows the home folder that '~nobody-at-all' stands"),
+        ("model.start='~nobody-at-all/x'", "model.start: the home folder that '~nobody-at-all' stands for is unknown"),
         ("model.hidden=[1_000_000_000]", "GB of memory here; make it smaller"),
         ("model.hidden=[9_000_000_000_000_000_000]", "GB of memory here; make it smaller"),
         # Strategies.

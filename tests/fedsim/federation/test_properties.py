@@ -121,7 +121,7 @@ def test_records_of_one_kind_alone_are_refused(dataset: Dataset) -> None:
 
 def test_public_examples_of_unknown_groups_are_refused(dataset: Dataset) -> None:
     nobodys = dataclasses.replace(dataset.test, groups=None)
-    with pytest.raises(DataError, match="that nobody trains on the groups are not known; name a column"):
+    with pytest.raises(DataError, match="that no client trains on are unknown; name a column"):
         property_records(federated(dataclasses.replace(dataset, test=nobodys)), "group=Ann", 100)
 
 
