@@ -104,7 +104,7 @@ def _judge_attack(outcomes: Sequence[DefenseOutcome]) -> AttackOutcome:
             reason = _describe_metrics(less_by, still_by)
         elif worst.word != WEAKENS:
             title = describe_metric(worst.metric).title
-            reason = f"leakage is lower than without it; whether it still leaks by {title} is open"
+            reason = f"leakage is lower than without it; it is open whether there is still a leak by {title}"
         # The means that are shown are those of a metric that tells both, where there is one.
         worst = next((item for item in weaker if item.leaks_with_defense), worst if worst in weaker else weaker[0])
     return AttackOutcome(
@@ -132,11 +132,11 @@ def _describe_metrics(less_by: Sequence[str], still_by: Sequence[str], most: int
     text = f"leakage is lower by {_enumerate_metrics(less_by, most)}"
     if not still_by:
         return text
-    text += ", but it still leaks"
+    text += ", but there is still a leak"
     return text if tuple(less_by) == tuple(still_by) else f"{text} by {_enumerate_metrics(still_by, most)}"
 
 
 def _enumerate_metrics(titles: Sequence[str], most: int) -> str:
     if len(titles) <= most:
         return enumerate_words(titles)
-    return enumerate_words([*titles[:most], "others"])
+    return enumerate_words([*titles[:most], "other metrics"])

@@ -374,7 +374,7 @@ def _why_control_says_nothing(control: ScoreReading) -> str:
 
 def _why_it_does_not_hold(comparison: _AttackWithAndWithout, num_victims: int) -> str:
     if comparison.leaks:
-        return "leakage is lower than without it, but it still leaks"
+        return "leakage is lower than without it, but there is still a leak"
     if comparison.open_question:
         return f"leakage is lower than without it in the attacked rounds, but {comparison.open_question}"
     if comparison.exposed:
@@ -391,4 +391,4 @@ def _why_it_does_not_hold(comparison: _AttackWithAndWithout, num_victims: int) -
             "adaptive attack was tried"
         )
     remedy = "candidates or seeds" if describe_metric(comparison.metric).evidence == "candidates" else "victims"
-    return f"leakage is lower than without it; whether it still leaks is open, and more {remedy} would tell"
+    return f"leakage is lower than without it; it is open whether there is still a leak, and more {remedy} would tell"

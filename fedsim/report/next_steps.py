@@ -280,7 +280,7 @@ def suggest_after_sweep(
         with_setting = f"{command} --set {_ALL_VICTIMS}"
         steps.append(NextStep(aim="Attack all clients, because nothing is concluded yet", command=with_setting))
     else:
-        aim = "No defense holds; put stronger settings or other defenses on the axis `defense`, and run it again"
+        aim = "No defense holds; put stronger settings or other defenses on the defense axis, and run it again"
         steps.append(NextStep(aim=aim, command="fedsim list defenses"))
     return [*steps, dossier]
 

@@ -40,7 +40,7 @@ class IdentifiedShare(Metric):
     evidence = "matches"
     explanations = (
         "An example of the victim is identified where, of all its examples and up to 1000 others of the same classes, "
-        "it is the one most like some claim. The floor is the share that as many matches hit by chance.",
+        "it is the one most like some claim. The floor is the share that the same number of matches hits by chance.",
     )
 
 

@@ -65,7 +65,7 @@ class FalseCertificates(Metric):
     higher_is_better = False
     is_share = True
     evidence = "none"
-    meaning = "share of these that is not exact; above 0 the attack is wrong"
+    meaning = "share of the certified claims that are not exact; above 0, the attack is wrong"
 
 
 class LabelAccuracy(Metric):

@@ -68,7 +68,7 @@ def test_a_defense_that_holds_says_what_so_few_victims_leave_open() -> None:
 
 def test_why_a_defense_does_not_hold_is_said() -> None:
     assert "no adaptive attack was tried" in outcome(AT_FLOOR, AT_FLOOR).reason
-    assert "it still leaks" in outcome(HALVED, HALVED).reason
+    assert "there is still a leak" in outcome(HALVED, HALVED).reason
     assert "only the naive attack ran; grant defenses = true" in outcome(HALVED, None).reason
 
 
@@ -261,7 +261,7 @@ def test_a_defense_does_not_pass_because_psnr_fell_while_examples_are_identified
     assert [(item.metric, item.word) for item in outcomes] == [("psnr", HOLDS), ("identified", NOTHING)]
     [judged] = judge_attacks(outcomes)
     assert (judged.word, judged.less_by, judged.still_by) == (WEAKENS, ("PSNR",), ("identification",))
-    assert judged.reason == "leakage is lower by PSNR, but it still leaks by identification"
+    assert judged.reason == "leakage is lower by PSNR, but there is still a leak by identification"
 
 
 def test_a_defense_does_something_where_psnr_fell_for_an_adversary_who_does_not_know_it() -> None:

@@ -36,8 +36,8 @@ def test_the_lead_says_which_defense_holds_weakens_and_does_nothing() -> None:
     )
     assert found.lead == (
         "Without a defense, sme finds a leak. strong (accuracy -20.0 points) holds against sme. middling (accuracy "
-        "-5.0 points) weakens sme, but is not shown to stop it: leakage is lower by PSNR, but it still leaks. weak "
-        "does nothing against sme: leakage is hardly lower, or not at all. Nothing is concluded about naive only "
+        "-5.0 points) weakens sme, but is not shown to stop it: leakage is lower by PSNR, but there is still a leak. "
+        "weak does nothing against sme: leakage is hardly lower, or not at all. Nothing is concluded about naive only "
         "against sme, because leakage is lower, but only the naive attack ran; grant defenses = true in "
         "[adversary.knowledge], or choose an attack that uses them."
     )
@@ -71,7 +71,10 @@ def test_a_row_has_leakage_beyond_the_guess_and_its_difference_to_no_defense() -
     assert noise.leakage == "+2.62 ± 0.35 dB (sme)"
     assert noise.difference.startswith("-2.72 ± ")
     assert noise.difference.endswith(" dB")
-    assert noise.reason == "sme (PSNR 15.3 without, 12.6 with, guess 10): leakage is lower by PSNR, but it still leaks"
+    assert (
+        noise.reason
+        == "sme (PSNR 15.3 without, 12.6 with, guess 10): leakage is lower by PSNR, but there is still a leak"
+    )
 
 
 def test_what_is_below_the_guess_is_at_the_guess() -> None:
@@ -175,7 +178,8 @@ def test_the_metrics_by_which_less_leaks_and_by_which_it_still_leaks_are_named()
     noise = row_of(found, "noise")
     assert (noise.verdict, noise.css) == (WEAKENS, "undecided")
     assert noise.reason == (
-        "sme (PSNR 15.3 without, 9.25 with, guess 10): leakage is lower by PSNR, but it still leaks by identification"
+        "sme (PSNR 15.3 without, 9.25 with, guess 10): leakage is lower by PSNR, but there is still a leak "
+        "by identification"
     )
 
 
