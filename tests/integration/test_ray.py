@@ -376,6 +376,21 @@ def test_rays_agents_end_with_the_driver_however_it_ends(number: signal.Signals)
     wait_until(lambda: not any(is_alive(process) for process in family), 5)
 
 
+def test_no_thread_that_outlives_an_interrupt_starts_another_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would listen without a token, and its folder would stay."""
+    import ray
+    from ray._private import auto_init_hook
+
+    started: list[str] = []
+    monkeypatch.setattr(auto_init_hook, "enable_auto_connect", True)
+    monkeypatch.setattr(ray, "init", lambda: started.append("ray"))
+    with pytest.raises(KeyboardInterrupt), fedsim.federation.engines.ray._no_second_ray():
+        raise KeyboardInterrupt
+    with pytest.raises(ray.exceptions.RaySystemError):
+        ray.put(1)
+    assert not started
+
+
 NOOP = """
 import time
 from flwr.app import ConfigRecord, Message, RecordDict

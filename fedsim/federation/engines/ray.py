@@ -165,8 +165,28 @@ def ray_session(address: str | None, actors: int | None, where: str = "federatio
     """
     if address is not None:
         _check_port(address, f"{where}.address")
-    with _environment(_ray_variables(address)), _restored_host(), _connection(address, actors, where):
+    with (
+        _environment(_ray_variables(address)),
+        _restored_host(),
+        _no_second_ray(),
+        _connection(address, actors, where),
+    ):
         yield
+
+
+@contextmanager
+def _no_second_ray() -> Iterator[None]:
+    """Keep Ray from starting itself in this process where there is none, for good if an error ends the context.
+
+    Threads of Flower may outlive an interrupt and use Ray again. Theirs would have no token, and a folder that is
+    never removed.
+    """
+    from ray._private import auto_init_hook
+
+    earlier = auto_init_hook.enable_auto_connect
+    auto_init_hook.enable_auto_connect = False
+    yield
+    auto_init_hook.enable_auto_connect = earlier
 
 
 @contextmanager
