@@ -22,6 +22,8 @@ _CHUNK_SIZE = 1 << 18
 _MAX_PARTS = 1024
 """Largest number of parts that Linux writes in one call."""
 _MAX_DIGITS = 39
+_MAX_SETTINGS = 1 << 26
+"""Most bytes of a file of settings."""
 _LOCK_FILE = ".of-a-process-that-lives"
 
 
@@ -112,6 +114,20 @@ def append_text(path: Path, text: str) -> None:
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with open(os.open(path, flags, 0o666), "a", encoding="utf-8") as file:  # noqa: PTH123
         file.write(text)
+
+
+def read_settings(path: Path) -> str:
+    """Return the text of a file of settings, which may be a pipe of the shell.
+
+    Raises:
+        OSError: it cannot be read, or is too large, as a device without end is.
+        ValueError: it is no UTF-8 text.
+    """
+    with path.open("rb") as file:
+        content = file.read(_MAX_SETTINGS + 1)
+    if len(content) > _MAX_SETTINGS:
+        raise OSError(errno.EFBIG, f"it has more than {_MAX_SETTINGS >> 20} MB")
+    return content.decode("utf-8-sig")
 
 
 def check_readable(path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.base.errors import ConfigError, did_you_mean, first_line
+from fedsim.base.files import read_settings
 from fedsim.federation.config import Config
 from fedsim.federation.table_validation import TOO_DEEP, name_tables, validate_tables
 from fedsim.federation.trust import check_trust, is_in_run_folder
@@ -82,7 +83,7 @@ def read_toml(path: Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
         ConfigError: the file is missing, is not TOML, or holds such a value.
     """
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        tables = tomllib.loads(read_settings(path))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
     except RecursionError as error:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedsim.base.errors import RunError, one_line
-from fedsim.base.files import parse_json, write_text
+from fedsim.base.files import check_readable, parse_json, write_text
 from fedsim.federation.run_folder import as_csv, check_count
 from fedsim.recording.seals import require_seal, seal_text, signing_key
 
@@ -158,9 +158,11 @@ def _table_identity(path: Path) -> list[str]:
 def _read_sealed_text(path: Path, tries: int = _MAX_TRIES) -> str:
     """Read a table that agrees with its seal; try again while it is being written."""
     for _ in range(tries):
+        check_readable(path)
         text, seal_path = path.read_bytes(), path.with_name(path.name + SEAL)
         if not seal_path.exists():
             raise ValueError(f"{seal_path.name} is missing, and nothing vouches for the table")
+        check_readable(seal_path)
         content = parse_json(seal_path.read_bytes())
         require_seal(content["seal"], json.dumps(content["sealed"]))
         sweep, name, *digests = content["sealed"]

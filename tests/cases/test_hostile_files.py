@@ -15,10 +15,12 @@ import numpy as np
 import pytest
 
 from fedsim.audit import isolation
+from fedsim.base import files
 from fedsim.base.errors import ConfigError, DataError, RunError, TranscriptError, TrustError
 from fedsim.cli.main import _list_typed_words, _run_command
 from fedsim.data.idx import _read_idx
 from fedsim.federation.open_run import OpenRun
+from fedsim.federation.reading import read_toml
 from fedsim.plugins import packed_arrays, registry
 from fedsim.plugins.allowed_code import allow_code, check_allowed, find_references, restrict_code
 from fedsim.recording.exchange_files import import_exchange
@@ -37,6 +39,21 @@ def test_an_exchange_is_read_from_files_alone(kind: str, name: str, tmp_path: Pa
     os.mkfifo(folder / name) if kind == "pipe" else (folder / name).symlink_to("/dev/zero")
     with pytest.raises(TranscriptError, match=rf"{name}: cannot be read \(it is not a file\)"):
         import_exchange(tmp_path / "exchange", tmp_path / "run")
+
+
+def test_a_file_of_settings_is_read_from_a_pipe_and_not_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shell hands a file over as a pipe; /dev/zero has no end."""
+    monkeypatch.setattr(files, "_MAX_SETTINGS", 1 << 10)
+    (tmp_path / "zeros.toml").symlink_to("/dev/zero")
+    with pytest.raises(ConfigError, match=r"zeros\.toml: cannot be read \(it has more than"):
+        read_toml(tmp_path / "zeros.toml")
+    reader, writer = os.pipe()
+    os.write(writer, b"[federation]\r\nrounds = 3\r\n")
+    os.close(writer)
+    assert read_toml(Path(f"/dev/fd/{reader}")) == {"federation": {"rounds": 3}}
+    os.close(reader)
 
 
 @pytest.mark.parametrize(

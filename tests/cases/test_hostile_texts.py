@@ -79,6 +79,15 @@ def test_a_number_in_a_sweeps_table_that_is_none_is_one_sentence(column: str, te
         read_table(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["sweep.csv", "sweep.csv.seal"])
+def test_a_sweeps_table_that_is_a_pipe_is_not_waited_for(name: str, tmp_path: Path) -> None:
+    write_table(tmp_path, ("defense",), make_rows(LEAKING))
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(RunError, match=r"sweep\.csv: cannot be read \(it is not a file\)"):
+        read_table(tmp_path)
+
+
 def test_a_sweep_whose_scores_have_no_floor_has_an_answer(tmp_path: Path) -> None:
     rows = [row | {"floor": ""} for row in make_rows(LEAKING)]
     answer = answer_sweep(rows, [], ("defense",))
