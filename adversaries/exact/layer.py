@@ -110,8 +110,8 @@ def read_first_layer(update: Update, knowledge: Knowledge, *, relu: bool = True)
     if weight is None or weight not in problem.parameter_names:
         raise AttackError(
             f"{problem.where}: no linear layer that is trained and sent takes the inputs themselves "
-            "(convolutions, embeddings, dropout or a normalisation come first, or its weights are used twice); "
-            f"{_REMEDY}"
+            "(convolutions, embeddings, dropout or a normalisation come first, or its weights are used twice, as by a "
+            f"term of the loss); {_REMEDY}"
         )
     name = weight.rpartition(".")[0]
     bias = f"{name}.bias".removeprefix(".")

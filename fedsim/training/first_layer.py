@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedsim.base.loss_term import loss_term_of
 from fedsim.base.randomness import generator
 
 USE_TOLERANCE = 5e-3
@@ -82,7 +83,10 @@ def _is_small(difference: Tensor, value: Tensor) -> bool:
 
 
 def _layer_gradients(model: nn.Module, weight: str, inputs: Tensor) -> _LayerGradients:
-    """Compute gradients of a random sum of the outputs for one or two of `inputs`, in evaluation mode."""
+    """Compute gradients of a random sum of the outputs, and of a loss term, for one or two of `inputs`.
+
+    The network is in evaluation mode.
+    """
     model, rng = deepcopy(model).eval(), generator("uses of a layer")
     examples = inputs[:2].detach()  # not random ones: a network may look up some columns in a table
     layer = model.get_submodule(weight.rpartition(".")[0])
@@ -91,6 +95,8 @@ def _layer_gradients(model: nn.Module, weight: str, inputs: Tensor) -> _LayerGra
     with torch.enable_grad():
         outputs: Tensor = model(examples)
         total = (outputs * torch.randn(outputs.shape, generator=rng).to(outputs)).sum()
+        if (term := loss_term_of(outputs)) is not None:  # which the network adds to the loss
+            total = total + term.sum()
         gradients = torch.autograd.grad(total, parameters, materialize_grads=True)
     doubles = [gradient.double().cpu() for gradient in gradients]
     return _LayerGradients(examples.flatten(1).double().cpu(), doubles[0], doubles[1] if len(doubles) > 1 else None)

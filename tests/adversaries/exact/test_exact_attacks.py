@@ -24,6 +24,7 @@ from adversaries.exact.spear import Spear
 from adversaries.exact.spear_ica import SpearIca
 from adversaries.exact.spear_ica_rounds import SpearIcaRounds
 from fedsim.base.errors import AttackError, ConfigError
+from fedsim.base.loss_term import with_loss_term
 from fedsim.base.metrics import pair_examples, psnr
 from fedsim.base.randomness import generator, seed_globals
 from fedsim.interfaces.attack import Attack, Knowledge, Target
@@ -504,6 +505,25 @@ def test_least_squares_with_silent_units_refine_what_noise_blurs(tmp_path: Path,
 def test_refinement_needs_relu(tmp_path: Path) -> None:
     with pytest.raises(AttackError, match="no ReLU directly follows"):
         from_training(CocktailParty(refine=True), tmp_path, 4, new=lambda: mlp(nn.Tanh()))
+
+
+class PenalisedWeights(nn.Module):
+    """Adds the squared norm of its first layer's weights to the loss."""
+
+    adds_loss_term = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = mlp()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        penalty = self.body.get_parameter("1.weight").square().sum()
+        return with_loss_term(self.body(inputs), penalty.expand(len(inputs)))
+
+
+def test_a_term_of_the_weights_leaves_no_sum_of_inputs_in_their_gradient(tmp_path: Path) -> None:
+    with pytest.raises(AttackError, match="or its weights are used twice"):
+        from_training(Analytic(), tmp_path, 1, new=PenalisedWeights)
 
 
 class BiasTwice(nn.Module):
