@@ -92,7 +92,7 @@ def _torch_problem() -> str:
     try:
         import torch  # noqa: F401
     except Exception as error:  # a missing library of the system is an OSError, and there are others
-        return f"does not import ({one_line(error_reason(error))}); install it anew, see https://pytorch.org"
+        return f"does not import ({one_line(error_reason(error))}); install it again, see https://pytorch.org"
     return ""
 
 

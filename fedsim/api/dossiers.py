@@ -64,7 +64,7 @@ def write_dossier(
         RunError: a table is damaged, or the folder cannot be written.
     """
     if review_by is not None and review_by < datetime.date.today():
-        raise ConfigError(f"review_by: {review_by} is past, so that the dossier would not be valid; name a later day")
+        raise ConfigError(f"review_by: {review_by} is past, so the dossier would not be valid; name a later day")
     if isinstance(fail_if, str):
         raise ConfigError(f"fail_if: expected a list of thresholds, got a text; write ['{fail_if}']")
     folder = Path(path)

@@ -65,7 +65,7 @@ class ClaimScores(Mapping[str, Score]):
         return len(self.scores)
 
     def __repr__(self) -> str:
-        table = Table("metric", "score", "best guess", Column("reading", overflow="fold"), box=None, pad_edge=False)
+        table = Table("metric", "score", "best guess", Column("verdict", overflow="fold"), box=None, pad_edge=False)
         for row in self.frame.to_dict("records"):
             value = "–" if math.isnan(row["value"]) else f"{row['value']:.4g}"
             floor = "–" if math.isnan(row["floor"]) else f"{row['floor']:.4g} {row['floor_guess']}"

@@ -87,7 +87,7 @@ def _score_table(attack: str, base: str, name: str, differences: Sequence[Differ
         escape(base),
         escape(name),
         "difference",
-        Column("reading", overflow="fold"),
+        Column("verdict", overflow="fold"),
         title=escape(f"{attack}: {name} compared with {base}"),
         box=SIMPLE_HEAD,
     )

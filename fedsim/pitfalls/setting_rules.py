@@ -102,8 +102,8 @@ class FreshWeights(PitfallRule):
     name = "fresh-weights"
     title = "fresh weights only: attacks see round 1 alone"
     reason = (
-        "Gradients at random weights mostly tell more than later ones, and less to matching where BatchNorm normalises "
-        "by the batch."
+        "Gradients at random weights mostly reveal more than later ones, but less to matching where BatchNorm "
+        "normalises by the batch."
     )
 
     def find(self, design: EvaluationDesign) -> Symptom | None:

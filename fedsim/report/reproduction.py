@@ -79,7 +79,7 @@ def reproduction_of(run: ReportedRun) -> Reproduction:
             downloads.append(_download(len(downloads), tables_without_paths, attacks, has_experiment=has_experiment))
             written_tables.append(tables_without_paths)
         except (FedsimError, TypeError, ValueError) as error:  # a stranger's finding may say anything of itself
-            failed.append(f"{join_titles(attacks)}: what is said of how it was made fits no file ({error}).")
+            failed.append(f"{join_titles(attacks)}: its recorded settings fit no file ({error}).")
     hashes = sorted((finding_name(item), item.hash) for item in run.findings)
     hash_of_all = sha256("".join(f"{name} {digest}\n" for name, digest in hashes).encode()).hexdigest()
     foreign_code = plugin_origins(written_tables) + metric_origins(row["metric"] for row in run.scores)

@@ -198,7 +198,7 @@ def _app_facts(run: ReportedRun) -> dict[str, str]:
         groups = tables.get("secure_aggregation")
         sums = None if groups is None else SecureAggregationTable(**groups)
         settings = ", ".join(f"{key} {value}" for key, value in tables.get("run_config", {}).items())
-        note = "The app did not run to its end, so that rounds may be missing."
+        note = "The app did not run to its end, so rounds may be missing."
         if not app["complete"] and note not in run.notes:
             run.notes.append(note)
         return {

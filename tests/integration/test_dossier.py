@@ -407,7 +407,7 @@ def test_a_past_day_of_examination_is_refused(run: Path, call: Call) -> None:
     before = (run / "dossier.json").read_bytes()
     done = call("dossier", run, "--review-by", "2020-01-02")
     assert done.returncode == 2
-    assert "2020-01-02 is past, so that the dossier would not be valid; name a later day" in done.stderr
+    assert "2020-01-02 is past, so the dossier would not be valid; name a later day" in done.stderr
     assert (run / "dossier.json").read_bytes() == before
     assert fedsim.write_dossier(run, review_by=datetime.date.today()).contents.review_by == datetime.date.today()
 

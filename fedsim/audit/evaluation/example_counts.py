@@ -120,7 +120,7 @@ def score_count(claimed: int, true: int, others: Sequence[int], *, is_granted: b
         guesses["median N of other clients"] = round(float(np.median(ascending)))
         guesses["N nearest to other clients"] = int(ascending[np.searchsorted(weights, weights[-1] / 2)])
     if not guesses:
-        reason = "no other client is recorded, so that it is not known what a guess reaches"
+        reason = "no other client is recorded, so the score of a guess is unknown"
         return [Score.from_reason("count_error", reason), Score.from_reason("count_exact", reason)]
     errors = {name: abs(guess - true) / true for name, guess in guesses.items()}
     hits = {name: float(guess == true) for name, guess in guesses.items()}

@@ -172,7 +172,7 @@ def score_groups(groups: Tensor, holders: Tensor, data: Tensor) -> list[Score]:
     together, true = _count_pairs(groups, groups), _count_pairs(holders, holders)
     pairs = len(groups) * (len(groups) - 1) / 2
     if not true or true == pairs:
-        reason = "the recovered examples are all of one client, or no two are, so that there is nothing to group"
+        reason = "the recovered examples are all of one client, or no two are, so there is nothing to group"
         return [Score.from_reason(name, reason) for name in ("pairs_right", "pairs_found", "rand_index")]
     right = _count_pairs(groups, holders)
     clusters = _cluster_by_value(data, len(set(holders[holders >= 0].tolist())))

@@ -126,10 +126,10 @@ def score_links(scores: Tensor, closeness: Tensor | None, rounds: Tensor, is_vic
             shares_by_size.append(_hit_share(closeness[in_round], is_victims[in_round]))
         chances.append(float(is_victims[in_round].double().mean()))
     if not shares:
-        reason = "the victim took part in no later round, so that nothing can be linked"
+        reason = "the victim took part in no later round, so nothing can be linked"
         return [Score.from_reason("linked", reason), Score.from_reason("link_auc", reason)]
     if is_victims.all():
-        reason = "no other client took part in the later rounds, so that every message is the victim's"
+        reason = "no other client took part in the later rounds, so every message is the victim's"
         return [Score.from_reason("linked", reason), Score.from_reason("link_auc", reason)]
     guesses, areas = {"chance": float(np.mean(chances))}, {"chance": 0.5}
     if closeness is not None:

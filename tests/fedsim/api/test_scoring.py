@@ -103,7 +103,7 @@ def test_texts_and_arrays_of_other_kinds_are_scored() -> None:
 def test_the_text_is_a_short_table() -> None:
     text = repr(fedsim.score(TRUE.mul(0.9), TRUE))
     lines = text.splitlines()
-    assert lines[0].split() == ["metric", "score", "best", "guess", "reading"]
+    assert lines[0].split() == ["metric", "score", "best", "guess", "verdict"]
     assert max(map(len, lines)) <= 100
     assert len(lines) < 20
     assert "hand over public examples" in text
