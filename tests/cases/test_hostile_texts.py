@@ -13,6 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 from safetensors.torch import save_file
 
+from fedsim.audit.evaluation.empirical_epsilon import COLUMNS as EPSILON_COLUMNS
+from fedsim.audit.evaluation.empirical_epsilon import read_epsilons
 from fedsim.audit.finding_files import read_facts
 from fedsim.audit.scores import SCORE_COLUMNS
 from fedsim.base.errors import RunError, TranscriptError
@@ -77,6 +79,15 @@ def test_a_number_in_a_sweeps_table_that_is_none_is_one_sentence(column: str, te
     write_table(tmp_path, ("defense",), [row | {column: text} for row in make_rows(LEAKING)])
     with pytest.raises(RunError, match=r"sweep\.csv: cannot be read \(.*\); the same `fedsim sweep` writes it again"):
         read_table(tmp_path)
+
+
+@pytest.mark.parametrize(("column", "text"), [("client", "1.5"), ("client", "nan"), ("proved", ""), ("confidence", "")])
+def test_a_number_of_a_measured_epsilon_that_is_none_is_one_sentence(column: str, text: str, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    row = dict.fromkeys(EPSILON_COLUMNS, "1") | {column: text}
+    folder.epsilons.write_text(as_csv(EPSILON_COLUMNS, [row]))
+    with pytest.raises(RunError, match=r"empirical-epsilon\.csv: cannot be read"):
+        read_epsilons(folder)
 
 
 @pytest.mark.parametrize("name", ["sweep.csv", "sweep.csv.seal"])

@@ -144,24 +144,30 @@ def read_epsilons(folder: RunFolder) -> list[EpsilonComparison]:
     Raises:
         RunError: it is damaged.
     """
-    return [
-        EpsilonComparison(
-            client=int(row["client"]) if row["client"] else None,
-            defense=row["defense"],
-            rounds=int(row["rounds"]),
-            proved=float(row["proved"]),
-            delta=float(row["delta"]),
-            measured=EpsilonBound(
-                epsilon=float(row["measured"]),
-                canaries=int(row["canaries"]),
-                guesses=int(row["guesses"]),
-                correct=int(row["right"]),
-                uses_curve=row["uses_curve"] == "1",
-            ),
-            confidence=float(row["confidence"]),
-        )
-        for row in read_rows(folder.epsilons, COLUMNS, _NUMBER_COLUMNS, _COUNT_COLUMNS)
-    ]
+    rows = read_rows(folder.epsilons, COLUMNS, _NUMBER_COLUMNS, _COUNT_COLUMNS)
+    try:  # read_rows lets numbers be missing, and takes 1.5 for one
+        return [_parse_comparison(row) for row in rows]
+    except ValueError as error:
+        raise RunError(f"{folder.epsilons}: cannot be read ({error}); remove it, and attack the run again") from error
+
+
+def _parse_comparison(row: Mapping[str, str]) -> EpsilonComparison:
+    """Return the comparison in a row; ValueError where a number is none."""
+    return EpsilonComparison(
+        client=int(row["client"]) if row["client"] else None,
+        defense=row["defense"],
+        rounds=int(row["rounds"]),
+        proved=float(row["proved"]),
+        delta=float(row["delta"]),
+        measured=EpsilonBound(
+            epsilon=float(row["measured"]),
+            canaries=int(row["canaries"]),
+            guesses=int(row["guesses"]),
+            correct=int(row["right"]),
+            uses_curve=row["uses_curve"] == "1",
+        ),
+        confidence=float(row["confidence"]),
+    )
 
 
 def measure_epsilon(folder: OpenRun, experiment: Experiment) -> None:
