@@ -13,6 +13,7 @@ from fedsim.federation.app_file import RUN_TABLES, AppFile, flatten_run_config
 from fedsim.federation.config import AttackFile, Config
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.reading import read_toml
+from fedsim.federation.resolve import resolve
 from fedsim.federation.table_validation import validate_tables
 from fedsim.federation.trust import check_trust, is_in_run_folder
 from fedsim.plugins.allowed_code import allow_code
@@ -90,8 +91,6 @@ def _check_app_tables(run: OpenRun, tables: dict[str, Any], file: Path) -> None:
 
 def _check_same_run(spec: Config, file: Path, run: OpenRun) -> None:
     """Raise ConfigError where a whole experiment file, given as attack file, is that of another run."""
-    from fedsim.federation.resolve import resolve
-
     if differing_setting := run.find_changed_setting(resolve(spec)):
         key, old, new = differing_setting
         raise ConfigError(

@@ -15,6 +15,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from fedsim.base.errors import DataError, FedsimError, error_reason, first_line, one_line
+from fedsim.federation.data_folder import WEIGHTS_FOLDER, find_data_folder, find_weights_folder
 from fedsim.plugins import registry
 
 _EXTRA = "federation"
@@ -132,8 +133,6 @@ def _unusable(gpu: int) -> str:
 
 
 def _data_sets() -> Iterator[MachineCheck]:
-    from fedsim.federation.data_folder import find_data_folder
-
     folder = find_data_folder()
     location = str(folder) if folder else "none; set FEDSIM_DATA, or give --data-dir DIR"
     missing = "" if folder is None or folder.is_dir() else "; there is no such folder"
@@ -165,7 +164,6 @@ def _data_set(name: str, folder: Path | None) -> str:
 def _weights() -> MachineCheck:
     """Check the weights of the network behind LPIPS."""
     from fedsim.audit.evaluation.perceptual_distance import BACKBONES, check_backbone, find_backbone
-    from fedsim.federation.data_folder import WEIGHTS_FOLDER, find_weights_folder
 
     folder = find_weights_folder() or WEIGHTS_FOLDER
     backbone = find_backbone(folder)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fedsim.base.content_hashes import cached_file_hash, hash_folder
 from fedsim.base.errors import ConfigError
 from fedsim.federation.config import Config
+from fedsim.federation.data_folder import find_data_folder
 from fedsim.federation.reading import PATHS
 from fedsim.plugins import registry
 from fedsim.plugins.allowed_code import find_references
@@ -75,8 +76,6 @@ def hash_named_files(config: Config) -> dict[str, str]:
     Raises:
         ConfigError: one cannot be read.
     """
-    from fedsim.federation.data_folder import find_data_folder
-
     hashes: dict[str, str] = {}
     for name in ("partition", "model"):
         for key, value in getattr(config, name).model_dump(mode="json").items():
