@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Iterator
@@ -374,6 +375,15 @@ def test_rays_agents_end_with_the_driver_however_it_ends(number: signal.Signals)
         assert said.splitlines()[-1] == "KeyboardInterrupt"  # SIGTERM lets everything be taken down, too
     assert len(family) > 6, "Ray's two agents should be among them"
     wait_until(lambda: not any(is_alive(process) for process in family), 5)
+
+
+def test_the_folder_that_ray_is_given_is_made_if_it_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="", dir="/tmp") as short:
+        monkeypatch.setenv("RAY_TMPDIR", f"{short}/new")
+        assert fedsim.federation.engines.ray._place_of_sockets() == Path(short, "new")
+        assert Path(short, "new").is_dir()
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "a-long-name-that-leaves-sockets-no-room"))
+    assert fedsim.federation.engines.ray._place_of_sockets() == Path("/tmp")
 
 
 def test_no_thread_that_outlives_an_interrupt_starts_another_ray(monkeypatch: pytest.MonkeyPatch) -> None:

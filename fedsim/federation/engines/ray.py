@@ -315,9 +315,15 @@ def node_count(actors: int, clients: int) -> int:
 
 
 def _place_of_sockets() -> Path:
-    """Return where Ray's folder goes: that of temporary files, or /tmp where its name leaves sockets no room."""
+    """Return where Ray's folder goes: that of temporary files, or /tmp where its name leaves sockets no room.
+
+    It is made if it is missing.
+    """
     place = Path(os.environ.get("RAY_TMPDIR") or gettempdir()).absolute()
-    return place if len(os.fsencode(place)) <= _MAX_PLACE_BYTES else Path("/tmp")
+    if len(os.fsencode(place)) > _MAX_PLACE_BYTES:
+        return Path("/tmp")
+    place.mkdir(parents=True, exist_ok=True)  # as Ray does with RAY_TMPDIR
+    return place
 
 
 def _connect(address: str | None, actors: int | None, where: str, folder: Path | None) -> None:
