@@ -13,6 +13,7 @@ import torch
 import fedsim
 from fedsim.base.errors import ConfigError
 from fedsim.cli.compare import compare
+from fedsim.cli.options import console
 from fedsim.interfaces.attack import Attack, Paper, Target
 from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.findings import Reconstruction
@@ -53,7 +54,9 @@ def test_settings_and_accuracy_stand_side_by_side(folder: Path) -> None:
     assert (found.quality["plain"] != found.quality["noisy"]).any()
 
 
-def test_settings_are_named_in_full(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_are_named_in_full(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Each fact of the granted knowledge has its own row, and no key is cut short, however narrow the terminal is."""
     found = fedsim.compare(folder / "plain", folder / "other")
     one, two = found.sides
@@ -63,8 +66,11 @@ def test_settings_are_named_in_full(folder: Path, capsys: pytest.CaptureFixture[
     changed = replace(found, sides=(before, after))
     assert changed.differing_settings["adversary.knowledge.labels"] == [False, True]
     assert "adversary.knowledge.defenses" not in changed.differing_settings
+    monkeypatch.setattr(console, "width", 50)
     compare([folder / "plain", folder / "noisy"])
-    assert "…" not in capsys.readouterr().out
+    settings_table = capsys.readouterr().out.partition("accuracy")[0]
+    assert "noise_mult" in settings_table
+    assert "…" not in settings_table
 
 
 def test_scores_are_paired_by_victim(folder: Path) -> None:
