@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
@@ -11,6 +12,7 @@ from importlib import import_module
 from itertools import dropwhile
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import tomli_w
@@ -124,6 +126,7 @@ PAGES_WITH_COMMANDS = [page for page in DOCUMENTS if any(_commands(page))]
 
 
 @pytest.mark.parametrize("page", PAGES_WITH_COMMANDS, ids=lambda path: str(path.relative_to(ROOT)))
+@patch.dict(os.environ)  # options such as --data-dir write into it
 def test_the_commands_of_a_page_exist_with_their_options(page: Path) -> None:
     """What `fedsim` is told parses, its settings are those of the experiment file, and make and python find theirs."""
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
