@@ -216,8 +216,7 @@ def _are_candidates_at_floor(item: Summary) -> bool:
         return item.mean + shared * math.sqrt(1 + 1 / item.count) <= item.floor + margin
     if item.num_seeds >= MIN_SEEDS:  # the seeds tell it
         shared = 0.0
-    low = item.mean - math.hypot(item.mean - item.low, shared)
-    high = item.mean + math.hypot(item.high - item.mean, shared)
+    low, high = statistics.widen_interval(item.low, item.high, item.mean, shared)
     return low >= item.floor - margin and high <= item.floor + margin
 
 

@@ -120,8 +120,7 @@ def _widen(
     """Widen the interval of a mean by an error that all its values have in common."""
     if not error:
         return ends
-    reach = NormalDist().inv_cdf((1 + level) / 2) * error
-    return mean - math.hypot(mean - ends[0], reach), mean + math.hypot(ends[1] - mean, reach)
+    return statistics.widen_interval(*ends, mean, NormalDist().inv_cdf((1 + level) / 2) * error)
 
 
 def _compare_signs(differences: Mapping[Unit, float], chance: float) -> tuple[bool, bool]:

@@ -97,6 +97,21 @@ def _draw_weights(count: int) -> Values:
     return np.random.default_rng(0).dirichlet(np.ones(count), _BOOTSTRAP_DRAWS)
 
 
+def widen_interval(low: float, high: float, mean: float, reach: float) -> tuple[float, float]:
+    """Widen the interval of a mean by an error that all its values have in common.
+
+    Args:
+        low: where the interval begins.
+        high: where it ends.
+        mean: of the values.
+        reach: how far the interval of that error alone extends to either side.
+
+    >>> widen_interval(6.0, 14.0, 10.0, 3.0)
+    (5.0, 15.0)
+    """
+    return mean - math.hypot(mean - low, reach), mean + math.hypot(high - mean, reach)
+
+
 def binomial_interval(successes: int, count: int, level: float = CONFIDENCE) -> tuple[float, float]:
     """Return the confidence interval of a share of which `successes` of `count` were seen (Clopper and Pearson).
 
