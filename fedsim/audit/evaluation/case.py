@@ -32,7 +32,7 @@ from fedsim.recording.message_format import MessageFormat
 from fedsim.recording.wire_format import State
 from fedsim.training.settings import LocalTraining
 
-_MAX_NAMES = 6
+MAX_NAMES = 6
 """Most clients that one sentence names."""
 
 
@@ -281,9 +281,9 @@ class Case(ABC):
             clients = [victim]
             self.check_file_of_sum(victim, members)
         elif len(clients) < len(members):
-            lacking = join_first([str(member) for member in members if member not in clients], _MAX_NAMES)
+            lacking = join_first([str(member) for member in members if member not in clients], MAX_NAMES)
             raise DataError(
-                f"truth.{victim}: of the sum over clients {join_first(map(str, members), _MAX_NAMES)}, several have a "
+                f"truth.{victim}: of the sum over clients {join_first(map(str, members), MAX_NAMES)}, several have a "
                 f"file, and {lacking} none; name one of each, or one alone that holds the examples of all"
             )
         truths = [Truth.load(self.files[str(client)]) for client in clients]
@@ -295,7 +295,7 @@ class Case(ABC):
                 )
         if len({(truth.data.shape[1:], truth.data.dtype, truth.labels.shape[1:]) for truth in truths}) > 1:
             raise DataError(
-                f"truth.{victim}: the files of clients {join_first(map(str, clients), _MAX_NAMES)} hold examples of "
+                f"truth.{victim}: the files of clients {join_first(map(str, clients), MAX_NAMES)} hold examples of "
                 "different kinds, which are in one sum; write them from the same data set"
             )
         if len(truths) == 1:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedsim.audit.evaluation.case import Case, UnknownTruthError
+from fedsim.audit.evaluation.case import MAX_NAMES, Case, UnknownTruthError
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.errors import ConfigError, DataError, join_first
 from fedsim.data import Examples
@@ -82,9 +82,11 @@ class ForeignRecording(Case):
         """Raise DataError where `victim` also sends alone, or in a sum over others."""
         others = [group for group in self.groups if victim in group and group != tuple(members)]
         if len(members) > 1 and others:
-            which = f"a sum over clients {join_first(others[0], 6)}" if len(others[0]) > 1 else "its own messages"
+            which = (
+                f"a sum over clients {join_first(others[0], MAX_NAMES)}" if len(others[0]) > 1 else "its own messages"
+            )
             raise DataError(
-                f"truth.{victim}: client {victim} is in the sum over clients {join_first(members, 6)} and in "
+                f"truth.{victim}: client {victim} is in the sum over clients {join_first(members, MAX_NAMES)} and in "
                 f"{which}, and one file cannot hold the examples behind both; name a file of each client, with its own "
                 "examples"
             )

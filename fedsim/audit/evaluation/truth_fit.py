@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedsim.audit.evaluation.case import MAX_NAMES
 from fedsim.audit.evaluation.evaluator import EvaluationContext, FindingMetadata, first_round, group_members
 from fedsim.audit.evaluation.local_optimum import match_state
 from fedsim.audit.evaluation.measurement_cache import MeasurementCache
@@ -186,8 +187,9 @@ def _describe_lacking_members(truth: Truth, about: FindingMetadata, context: Eva
     if count <= len(truth.data) or all(str(member) in context.case.files for member in members):
         return ""  # files of all may hold some of their examples
     return (
-        f"the sum over clients {join_first(members, 6)} is over N = {count} examples, and truth.{about['victim']} "
-        f"holds {len(truth.data)}; name a file of each of these clients, or one alone that holds the examples of all"
+        f"the sum over clients {join_first(members, MAX_NAMES)} is over N = {count} examples, and "
+        f"truth.{about['victim']} holds {len(truth.data)}; name a file of each of these clients, or one "
+        "alone that holds the examples of all"
     )
 
 
