@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Sequence
 
@@ -12,6 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from fedsim.audit.stated_model import grey_inputs
 from fedsim.audit.truth_files import count_group_examples
+from fedsim.base.machine import free_memory
 from fedsim.interfaces.attack import Attack
 from fedsim.interfaces.knowledge import Knowledge
 from fedsim.recording.transcript import Transcript
@@ -46,7 +46,7 @@ def warn_of_cost(attacks: Sequence[tuple[str, Attack]], transcript: Transcript, 
         log.debug("the cost of the attacks cannot be estimated", exc_info=True)
         return
     needed = trial_bytes / trial_count * max(counts) * _GRAPHS_IN_MEMORY
-    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    available = free_memory()
     if needed > available and knowledge.device.type == "cpu":
         log.warning(
             "an attack on %d examples takes about %.1f GB, %.1f GB are free; choose adversary.victims with fewer "

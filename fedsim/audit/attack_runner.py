@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -20,6 +19,7 @@ from fedsim.audit.plan import AttackJob, ReportJobProgress
 from fedsim.audit.targets import PendingJob
 from fedsim.base.errors import AttackCrash, AttackError, DataError, FedsimError
 from fedsim.base.files import temporary_folder
+from fedsim.base.machine import count_cores
 from fedsim.base.progress import track
 from fedsim.base.workers import run_in_processes
 from fedsim.data.cache import cache_folder
@@ -71,7 +71,7 @@ def _run_jobs(
         Each job with what it raised, or None.
     """
     _find_optima(audit, sorted({job.victim for job in jobs if job.attack.builds_on == OPTIMAL}))
-    workers = audit.spec.adversary.workers or min(os.cpu_count() or 1, (len(jobs) + 1) // 2)
+    workers = audit.spec.adversary.workers or min(count_cores(), (len(jobs) + 1) // 2)
     if workers > 1 and audit.granted_knowledge.device.type == "cpu":
         yield from run_in_processes(jobs, workers, _attack_worker, (audit.opener, folder), progress)
         return
@@ -84,7 +84,7 @@ def _run_jobs(
 def _find_optima(audit: Audit, clients: Sequence[int]) -> None:
     """Compute the optimal local models of `clients` that are missing, several at once."""
     missing = [client for client in clients if not audit.optimum.is_saved(client)]
-    workers = min(audit.spec.adversary.workers or os.cpu_count() or 1, len(missing))
+    workers = min(audit.spec.adversary.workers or count_cores(), len(missing))
     if workers > 1:
         results = run_in_processes(missing, workers, _optimum_worker, (audit.opener,), _ignore_progress)
         for client, error in track(results, "optimal local models", len(missing)):

@@ -39,17 +39,30 @@ def count_cores() -> int:
     return max(1, min(counts))
 
 
+def total_memory() -> int:
+    """Return the bytes of memory that this process and its children may take: the machine's, or their limit."""
+    return min([_physical_memory(), *(limit for limit, _ in _memory_limits())])
+
+
 def free_memory() -> int:
     """Return the bytes that are free for this process and its children."""
-    machine_memory = _proc_bytes("/proc/meminfo", "MemAvailable")
-    free = [machine_memory or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    free = [_proc_bytes("/proc/meminfo", "MemAvailable") or _physical_memory()]
+    free += [limit - usage for limit, usage in _memory_limits()]
+    return max(0, min(free))
+
+
+def _physical_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _memory_limits() -> Iterator[tuple[int, int]]:
+    """Yield limit and usage, in bytes, of each cgroup with a limit of memory; files that are only cached are free."""
     for folder in _cgroup_folders():
         for limit_file, usage_file, cache_key in _MEMORY_FILES:
             with suppress(OSError, ValueError):  # there is no such file, or no limit
                 usage = int((folder / usage_file).read_text())
                 usage -= _reclaimable_bytes(folder / "memory.stat", cache_key)
-                free.append(int((folder / limit_file).read_text()) - usage)
-    return max(0, min(free))
+                yield int((folder / limit_file).read_text()), usage
 
 
 def _cpu_quotas() -> Iterator[tuple[int, int]]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedsim.base.errors import DataError
+from fedsim.base.machine import total_memory
 from fedsim.base.task import Task
 from fedsim.data import Dataset, Examples
 
@@ -20,14 +20,14 @@ _FEWEST_ROWS = 10
 
 
 def memory_complaint(needed: float) -> str:
-    """Return a complaint if `needed` bytes are more than this machine's memory, else an empty text.
+    """Return a complaint if `needed` bytes are more than the memory of this machine or container, else an empty text.
 
-    The complaint is the middle of a sentence: "take 90 GB, more than the 64 GB of memory here".
+    The complaint is the middle of a sentence: "take 90.0 GB, more than the 64.0 GB of memory here".
     """
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = total_memory()
     if needed <= memory:
         return ""
-    return f"take {needed / 1e9:.0f} GB, more than the {memory / 1e9:.0f} GB of memory here"
+    return f"take {needed / 1e9:.1f} GB, more than the {memory / 1e9:.1f} GB of memory here"
 
 
 def check_dataset(dataset: Any, name: str) -> Dataset:

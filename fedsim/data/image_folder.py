@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from fedsim.base.constraints import CheckedSettings, PositiveInt, PositiveShareBelowOne
 from fedsim.base.errors import DataError
+from fedsim.base.machine import count_cores
 from fedsim.data import Dataset, Examples
 from fedsim.data.cache import load_cached
 from fedsim.data.checks import memory_complaint
@@ -126,7 +126,7 @@ class ImageFolder(CheckedSettings):
     def _read_images(self, paths: Sequence[Path]) -> Tensor:
         """Return `image channel height width`, uint8; Pillow decodes several at once in threads."""
         images = torch.empty((len(paths), 3, self.size, self.size), dtype=torch.uint8)
-        with warnings.catch_warnings(), ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        with warnings.catch_warnings(), ThreadPoolExecutor(count_cores()) as pool:
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             try:
                 for index, pixels in enumerate(pool.map(self._decode, paths)):

@@ -417,8 +417,9 @@ def test_a_long_attack_is_told_of_with_the_setting_that_shortens_it(
     warn_of_cost([("sme", SurrogateModelExtension(iterations=10))], Transcript(tmp_path / "run"), known)
     assert caplog.text == ""
     monkeypatch.setattr("fedsim.audit.attack_cost._measure_pass", lambda *_: (1 << 40, 1.0))
+    monkeypatch.setattr("fedsim.audit.attack_cost.free_memory", lambda: 2_000_000_000)  # in a container, say
     warn_of_cost([("sme", SurrogateModelExtension(iterations=1000))], Transcript(tmp_path / "run"), known)
-    assert "an attack on 6 examples takes about 6597.1 GB" in caplog.text
+    assert "an attack on 6 examples takes about 6597.1 GB, 2.0 GB are free" in caplog.text
     assert (
         "sme: about 25 minutes for a client with 6 examples; attack.sme.iterations (now 1000) lowers that"
         in caplog.text

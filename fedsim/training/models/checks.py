@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from fedsim.base.errors import ConfigError
 from fedsim.base.loss_term import add_model_term, describe_undeclared_term
+from fedsim.base.machine import total_memory
 from fedsim.data import Dataset
 
 
@@ -73,14 +73,14 @@ def redraw_weights(network: nn.Module) -> None:
 
 @contextmanager
 def limit_memory(name: str) -> Iterator[None]:
-    """Stop the construction of a network as soon as it is too large for this machine's memory.
+    """Stop the construction of a network as soon as it is too large for the memory of this machine or container.
 
     Raises:
         ConfigError: its weights, their gradients, the broadcast and the reply are larger than the
             memory.
     """
-    memory, count = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), 0
-    remedy = f"more than the {memory / 1e9:.0f} GB of memory here; make it smaller"
+    memory, count = total_memory(), 0
+    remedy = f"more than the {memory / 1e9:.1f} GB of memory here; make it smaller"
 
     def count_parameter(module: nn.Module, key: str, parameter: nn.Parameter | None) -> None:
         nonlocal count
@@ -89,7 +89,7 @@ def limit_memory(name: str) -> Iterator[None]:
         if (needed := 4 * 4 * count) > memory:
             raise ConfigError(
                 f"model: '{name}' has {count} parameters or more, which with their gradients, the broadcast and the "
-                f"reply take {needed / 1e9:.0f} GB, {remedy}"
+                f"reply take {needed / 1e9:.1f} GB, {remedy}"
             )
 
     hook = register_module_parameter_registration_hook(count_parameter)

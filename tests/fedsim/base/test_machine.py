@@ -6,8 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from fedsim.base import machine
+from fedsim.base.errors import ConfigError
+from fedsim.data.checks import memory_complaint
+from fedsim.training.models.checks import limit_memory
 
 GIB = 1 << 30
 NEW = {
@@ -32,15 +36,10 @@ OLD = {
 }
 
 
-@pytest.mark.parametrize(
-    ("files", "own"),
-    [(NEW, "0::/job/inner"), (OLD, "2:cpu:/job/inner\n1:memory:/job/inner\n0::/")],
-    ids=["version 2", "version 1"],
-)
-def test_limits_of_every_group_around_this_process_count(
-    files: dict[str, str], own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A quota of 1.5 cores is one process at a time; files that are only cached are free."""
+@pytest.fixture(params=[(NEW, "0::/job/inner"), (OLD, "2:cpu:/job/inner\n1:memory:/job/inner\n0::/")], ids=["v2", "v1"])
+def container(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Put this process into a group with 1.5 of 8 cores and 3 of 100 GiB, 1 of them used; return the root of groups."""
+    files, own = request.param
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -49,9 +48,23 @@ def test_limits_of_every_group_around_this_process_count(
     monkeypatch.setattr(machine, "_CGROUPS_OF_PROCESS", tmp_path / "own")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
     monkeypatch.setattr(machine, "_proc_bytes", lambda *_: 100 * GIB)
-    assert (machine.count_cores(), machine.free_memory()) == (1, 2 * GIB)
-    (tmp_path / "own").write_text("0::/elsewhere")
-    assert (machine.count_cores(), machine.free_memory()) == (8, 100 * GIB)
+    monkeypatch.setattr(machine, "_physical_memory", lambda: 100 * GIB)
+    return tmp_path
+
+
+def test_limits_of_every_group_around_this_process_count(container: Path) -> None:
+    """A quota of 1.5 cores is one process at a time; files that are only cached are free."""
+    assert (machine.count_cores(), machine.free_memory(), machine.total_memory()) == (1, 2 * GIB, 3 * GIB)
+    (container / "own").write_text("0::/elsewhere")
+    assert (machine.count_cores(), machine.free_memory(), machine.total_memory()) == (8, 100 * GIB, 100 * GIB)
+
+
+@pytest.mark.usefixtures("container")
+def test_what_does_not_fit_in_the_container_is_refused_before_the_system_ends_the_process() -> None:
+    assert memory_complaint(2.9 * GIB) == ""
+    assert memory_complaint(4e9) == "take 4.0 GB, more than the 3.2 GB of memory here"
+    with pytest.raises(ConfigError, match=r"reply take 4\.0 GB, more than the 3\.2 GB"), limit_memory("mine"):
+        nn.Linear(500_000, 500, bias=False, device="meta")
 
 
 def test_a_quota_of_more_than_there_is_gives_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

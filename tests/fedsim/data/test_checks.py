@@ -289,7 +289,7 @@ def test_a_lazy_layer_is_refused_by_name() -> None:
 
 def test_a_network_larger_than_memory_is_refused_while_it_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sysconf", lambda name: 100)  # 10 kB
-    sentence = r"'mine' has 900 parameters or more, .* more than the 0 GB of memory here"
+    sentence = r"'mine' has 900 parameters or more, .* more than the 0.0 GB of memory here"
     with pytest.raises(ConfigError, match=sentence), limit_memory("mine"):
         nn.Sequential(*(nn.Linear(30, 30, bias=False) for _ in range(10)))
     nn.Linear(1000, 1000)  # and nobody counts afterwards

@@ -482,9 +482,12 @@ def test_r8_settings_and_a_missing_file_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"examples_per_client": 10**12}, "data: 10000000000000 examples of 100 features take 20000000 GB, more than"),
+        (
+            {"examples_per_client": 10**12},
+            "data: 10000000000000 examples of 100 features take 20000000.0 GB, more than",
+        ),
         ({"clients": 10**12, "examples_per_client": None}, "data: 5000000000000 examples of 100 features take"),
-        ({"clusters": 10**12}, "data: features x classes x clusters take 4040000 GB, more than the"),
+        ({"clusters": 10**12}, "data: features x classes x clusters take 4040000.0 GB, more than the"),
     ],
 )
 def test_leaf_synthetic_data_beyond_the_memory_are_refused_before_any_is_drawn(
@@ -497,5 +500,5 @@ def test_leaf_synthetic_data_beyond_the_memory_are_refused_before_any_is_drawn(
 
 
 def test_texts_beyond_the_memory_are_refused_before_they_are_cut(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"data\.length: 2 texts of 1000000000000 words take 8000 GB, more than the "):
+    with pytest.raises(ConfigError, match=r"data\.length: 2 texts of 1000000000000 words take 8000.0 GB, more"):
         ReutersR8(length=10**12).load(write_r8(tmp_path, "earn\tnet\n"))
