@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from adversaries.text.attention_span import MIN_COMPLEMENT, AttentionSpan, attention_weight_names, find_span_weights
 from adversaries.text.embedding import find_token_embedding
 from fedsim.base.errors import AttackError
+from fedsim.base.module_hooks import hook_inputs
 from fedsim.interfaces.attack import Knowledge
 from fedsim.inversion.named_states import NamedStates, named_states
 from fedsim.recording.wire_format import Update
@@ -263,7 +264,7 @@ class AttentionBlocks:
         are solved for by least squares, which is exact after one step if all texts are found.
         """
         features: list[Tensor] = []
-        hook = self.model.linear.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0]))
+        hook = hook_inputs(self.model.linear, lambda _, inputs: features.append(inputs[0]))
         self.model(tokens)
         hook.remove()
         weight = self.states.direction("linear.weight", torch.float64)

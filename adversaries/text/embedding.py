@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from fedsim.base.errors import AttackError, first_line
+from fedsim.base.module_hooks import hook_inputs
 from fedsim.interfaces.attack import Knowledge
 from fedsim.inversion.named_states import named_states
 from fedsim.recording.wire_format import Update
@@ -115,7 +116,7 @@ def _find_token_layers(model: nn.Module, layers: dict[str, nn.Embedding], length
         if torch.equal(inputs[0], tokens):
             token_layers.append(name)
 
-    hooks = [layer.register_forward_pre_hook(partial(record_token_layer, name)) for name, layer in layers.items()]
+    hooks = [hook_inputs(layer, partial(record_token_layer, name)) for name, layer in layers.items()]
     try:
         model(tokens)
     except (RuntimeError, ValueError, IndexError) as error:

@@ -19,6 +19,7 @@ from flwr.app import MessageType
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from fedsim.base.module_hooks import order_inputs
 from fedsim.federation.overlap import are_many_equal
 
 _MOST_BYTES = 2 * 10**9
@@ -47,7 +48,7 @@ class ExampleWatch:
         """Look at all inputs of networks in this process."""
         handles = (
             register_module_forward_pre_hook(self._enter),
-            register_module_forward_hook(self._leave, always_call=True),
+            register_module_forward_hook(self._leave, with_kwargs=True, always_call=True),
         )
         try:
             with warnings.catch_warnings():  # torch.compile warns of these hooks, of which the app knows nothing
@@ -77,7 +78,8 @@ class ExampleWatch:
         del module, inputs
         self._depth += 1
 
-    def _leave(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+    def _leave(self, module: nn.Module, arguments: tuple[Any, ...], *rest: Any) -> None:
+        *keywords, output = rest  # torch leaves keywords out where the network failed
         self._depth = max(0, self._depth - 1)
         if self._depth:  # a part of a network
             return
@@ -86,7 +88,7 @@ class ExampleWatch:
         if next(module.parameters(), None) is None:  # a loss, whose inputs are no examples
             return
         with suppress(Exception):  # anybody's network: nothing here may change what the app does
-            self._note(inputs, output)
+            self._note(order_inputs(module, arguments, *keywords), output)
 
     def _note(self, inputs: tuple[Any, ...], output: Any) -> None:
         """Note the examples of one pass, and that they are trained on if a gradient comes back."""

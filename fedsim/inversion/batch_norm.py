@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedsim.base.module_hooks import hook_outputs
 from fedsim.inversion.named_states import named_states, running_statistic_names
 from fedsim.recording.wire_format import Update
 
@@ -18,7 +19,7 @@ def copy_with_batch_statistics(model: nn.Module) -> nn.Module:
     copy = deepcopy(model)
     for module in copy.modules():
         if isinstance(module, _BatchNorm):
-            module.register_forward_hook(_normalise_by_batch)
+            hook_outputs(module, _normalise_by_batch)
     return copy
 
 

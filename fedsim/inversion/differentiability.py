@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedsim.base.errors import AttackError, first_line, is_device_failure
+from fedsim.base.module_hooks import hook_outputs
 from fedsim.base.randomness import generator
 from fedsim.interfaces.attack import Knowledge
 from fedsim.inversion.problem import InversionProblem
@@ -156,7 +157,7 @@ def _layer_calls(problem: InversionProblem, dummy: Tensor) -> list[LayerCall]:
 
     hooks = []
     for name, module in problem.model.named_modules():
-        hooks.append(module.register_forward_hook(call_recorder(name)))
+        hooks.append(hook_outputs(module, call_recorder(name)))
     try:
         problem.outputs(problem.before, dummy)
     finally:

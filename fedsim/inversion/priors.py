@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedsim.base.module_hooks import hook_inputs
 from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.public_fits import fit_patches, image_patches
 
@@ -129,7 +130,7 @@ class BatchNormStatistics:
         inputs: dict[str, list[Tensor]] = {}
         hooks = []
         for name, layer in layers.items():
-            hooks.append(layer.register_forward_pre_hook(_input_recorder(inputs, name)))
+            hooks.append(hook_inputs(layer, _input_recorder(inputs, name)))
         try:
             for batch in self._split_batches(problem, dummy):
                 problem.outputs(problem.before, batch)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from fedsim.base.errors import ConfigError, RunError
+from fedsim.base.module_hooks import hook_inputs, hook_outputs
 from fedsim.recording.wire_format import State
 from fedsim.training.model_state import load_state
 from fedsim.training.modes import forward, set_evaluation_modes
@@ -73,7 +74,7 @@ def forward_with_features(
     assert named_layer is not None
     name, layer = named_layer
     captured: list[Tensor] = []
-    hook = layer.register_forward_pre_hook(lambda _, arguments: captured.append(arguments[0]))
+    hook = hook_inputs(layer, lambda _, arguments: captured.append(arguments[0]))
     try:
         outputs = compute(model, inputs)
     finally:
@@ -143,7 +144,7 @@ def outputs_with_features(model: nn.Module, inputs: Tensor, replace: Replace) ->
         return _output_with_features(last, features, replaced, output)
 
     linear_layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
-    hooks = [layer.register_forward_hook(replace_output) for layer in linear_layers]
+    hooks = [hook_outputs(layer, replace_output) for layer in linear_layers]
     try:
         outputs = forward(model, inputs)
     finally:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.base.loss_term import loss_term_of
+from fedsim.base.module_hooks import hook_inputs
 from fedsim.base.randomness import generator
 
 USE_TOLERANCE = 5e-3
@@ -110,7 +111,7 @@ def _first_layer(model: nn.Module, inputs: Tensor) -> str | None:
         calls.append((layer, arguments[0].detach()))
 
     linear_layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
-    hooks = [layer.register_forward_pre_hook(record) for layer in linear_layers]
+    hooks = [hook_inputs(layer, record) for layer in linear_layers]
     try:
         with torch.no_grad():
             model(inputs)

@@ -15,6 +15,7 @@ from torch.func import jvp, vjp, vmap
 from torch.nn.functional import one_hot
 
 from fedsim.base.errors import RunError, first_line, is_device_failure
+from fedsim.base.module_hooks import hook_outputs
 from fedsim.base.randomness import generator
 
 if TYPE_CHECKING:
@@ -229,7 +230,7 @@ def _describe_undifferentiable_layer(message: ClientMessage) -> str:
         return lambda layer, arguments, _: calls.append((name, layer, arguments[0]))
 
     hooks = [
-        layer.register_forward_hook(record_as(name))
+        hook_outputs(layer, record_as(name))
         for name, layer in message.model.named_modules()
         if not list(layer.children())
     ]

@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from fedsim.base.errors import RunError
+from fedsim.base.module_hooks import hook_outputs
 from fedsim.recording.wire_format import State
 from fedsim.training.settings import LocalTraining
 from fedsim.training.stochastic_layers import silence_stochastic_layers
@@ -54,7 +55,7 @@ def normalise_by_instance(model: nn.Module, before: State, after: State) -> None
         if isinstance(module, _InstanceNorm) and module.running_mean is not None:
             is_unchanged = mean in before and mean in after and torch.equal(before[mean], after[mean])
             if not is_unchanged:
-                module.register_forward_hook(_normalise_each_instance)
+                hook_outputs(module, _normalise_each_instance)
 
 
 def _normalise_each_instance(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedsim.base import metrics
 from fedsim.base.errors import AttackError
+from fedsim.base.module_hooks import hook_inputs
 from fedsim.base.randomness import generator
 from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
@@ -109,7 +110,7 @@ class BatchClient:
         before = copy_state(self.network)  # a forward pass in train mode changes the running statistics
         statistics: dict[str, Tensor] = {}
         layers = {name: layer for name, layer in self.network.named_modules() if isinstance(layer, _BatchNorm)}
-        hooks = [layer.register_forward_pre_hook(note_statistics(statistics, name)) for name, layer in layers.items()]
+        hooks = [hook_inputs(layer, note_statistics(statistics, name)) for name, layer in layers.items()]
         gradient = mean_gradient(self.network, self.inputs, self.labels, self.experiment.loss)
         for hook in hooks:
             hook.remove()

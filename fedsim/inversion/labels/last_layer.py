@@ -12,6 +12,7 @@ from torch.func import functional_call
 
 from fedsim.base.errors import KnowledgeError
 from fedsim.base.loss_term import has_loss_term, loss_term_of
+from fedsim.base.module_hooks import hook_outputs
 from fedsim.base.randomness import generator
 from fedsim.interfaces.defense import Defense, apply_adversary_views
 from fedsim.inversion.problem import InversionProblem
@@ -138,7 +139,7 @@ def _find_output_layer(model: nn.Module, inputs: Tensor) -> tuple[str, Tensor]:
     hooks = []
     for name, layer in model.named_modules():
         if not any(layer.children()):
-            hooks.append(layer.register_forward_hook(partial(record, name)))
+            hooks.append(hook_outputs(layer, partial(record, name)))
     try:
         outputs = model(inputs)
     finally:
@@ -180,7 +181,7 @@ def _check_used_once(model: nn.Module, inputs: Tensor, name: str, parameters: Ma
         return
     calls: list[tuple[Tensor, Tensor]] = []
     layer = model.get_submodule(name)
-    hook = layer.register_forward_hook(lambda _, arguments, output: calls.append((arguments[0].detach(), output)))
+    hook = hook_outputs(layer, lambda _, arguments, output: calls.append((arguments[0].detach(), output)))
     try:
         outputs = functional_call(model, dict(parameters), (inputs,))
     finally:

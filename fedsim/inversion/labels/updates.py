@@ -11,6 +11,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from fedsim.base.errors import KnowledgeError, RunError
+from fedsim.base.module_hooks import hook_inputs
 from fedsim.interfaces.attack import Knowledge, warn
 from fedsim.interfaces.defense import Defense
 from fedsim.inversion.labels.last_layer import (
@@ -383,7 +384,7 @@ def _layer_outputs(model: nn.Module, name: str, state: State, probes: Tensor) ->
     """
     features: list[Tensor] = []
     layer = model.get_submodule(name.rpartition(".")[0])
-    hook = layer.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0]))
+    hook = hook_inputs(layer, lambda _, inputs: features.append(inputs[0]))
     try:
         logits: Tensor = functional_call(model, dict(state), (probes,))
     finally:
