@@ -35,12 +35,12 @@ KINDS: dict[str, tuple[str, Draw, float]] = {
     ),
     "PSNR, skewed (lognormal)": ("psnr", lambda rng, victims: 10 + rng.lognormal(0, 1, victims), 10 + np.exp(0.5)),
     "PSNR, one victim in ten with 40 dB, others with 10": ("psnr", draw_outliers, 13.0),
-    "identification of 3 of 10 examples": (
+    "3 of 10 examples identified": (
         "identified",
         lambda rng, victims: rng.binomial(10, 0.3, victims) / 10,
         0.3,
     ),
-    "identification of all examples of one victim in ten": (
+    "all examples of one victim in ten identified": (
         "identified",
         lambda rng, victims: (rng.random(victims) < 0.1) * 1.0,
         0.1,

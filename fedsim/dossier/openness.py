@@ -12,7 +12,7 @@ from fedsim.report import verdicts
 from fedsim.report.summary import Summary, number_of, summarise
 from fedsim.report.verdicts import ScoreReading, judge_summary
 
-NO_LEAK_VERDICTS = (verdicts.GUESSING, verdicts.LESS_THAN_PUBLIC)
+NO_LEAK_VERDICTS = (verdicts.GUESSING, verdicts.WORSE_THAN_IMPUTATION)
 UNJUDGED = ("", verdicts.NOT_JUDGED)
 _METRIC_FAILURE = re.compile(r"\bthe metric (raised|returned|gave)\b")
 """Found in the reason of a metric that failed; one that does not apply, as to small images, says so itself."""

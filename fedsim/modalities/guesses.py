@@ -29,15 +29,15 @@ def general_guesses(material: GuessMaterial, middle_name: str = "mid-grey") -> d
         return guesses
     mean = _class_mean(public, None)
     drawn = torch.randint(len(public.data), (material.count,), generator=material.rng)
-    guesses["public mean"] = mean.expand(shape)
-    guesses["public example"] = public.data[drawn]
+    guesses["mean of public data"] = mean.expand(shape)
+    guesses["random public examples"] = public.data[drawn]
     centres = centres_of_claims(public, material.labels)
     centres = torch.cat([centres, mean.expand(shape)[len(centres) :]])
     if material.labels.is_floating_point():  # targets of a regression are no classes
-        return guesses | {"public centres": centres}
-    guesses["public class mean"] = class_means(public, material.labels, material.count)
-    if not torch.allclose(centres, guesses["public class mean"], atol=1e-5):
-        guesses["public class centres"] = centres
+        return guesses | {"k-means of public data": centres}
+    guesses["class means of public data"] = class_means(public, material.labels, material.count)
+    if not torch.allclose(centres, guesses["class means of public data"], atol=1e-5):
+        guesses["k-means of public data by class"] = centres
     return guesses
 
 

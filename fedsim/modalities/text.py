@@ -43,10 +43,10 @@ class TextModality(Modality):
             likeliest.append(text_metrics.likeliest_tokens(texts, length, material.padding))
         frequent_words = text_metrics.frequent_words(public.data, count * length, material.padding)
         return {
-            "public example": public.data[random_indices],
-            "frequent at each place": torch.stack([texts.mode(0).values for texts in similar_texts]),
+            "random public examples": public.data[random_indices],
+            "most frequent token per position": torch.stack([texts.mode(0).values for texts in similar_texts]),
             "likeliest tokens": torch.stack(likeliest),
-            "frequent words": frequent_words.reshape(count, -1),
+            "most frequent words": frequent_words.reshape(count, -1),
         }
 
     def likeness(self, claimed: Tensor, examples: Tensor) -> Tensor:

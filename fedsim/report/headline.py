@@ -14,11 +14,11 @@ from fedsim.report.verdicts import (
     BEYOND,
     GUESSING,
     LEAKS,
-    LESS_THAN_PUBLIC,
     MIN_VICTIMS,
     NOT_BEYOND,
     NOT_JUDGED,
     UNDECIDED,
+    WORSE_THAN_IMPUTATION,
     ScoreReading,
 )
 
@@ -123,7 +123,7 @@ _CLAIMS = {
     UNDECIDED: (f"is {UNDECIDED}", f"are {UNDECIDED}"),
     GUESSING: (f"is {GUESSING}", f"are {GUESSING}"),
     NOT_BEYOND: (f"is {NOT_BEYOND}", f"are {NOT_BEYOND}"),
-    LESS_THAN_PUBLIC: (f"reveals {LESS_THAN_PUBLIC}", f"reveal {LESS_THAN_PUBLIC}"),
+    WORSE_THAN_IMPUTATION: (f"is {WORSE_THAN_IMPUTATION}", f"are {WORSE_THAN_IMPUTATION}"),
 }
 """What a sentence says of one attack, and of several, by verdict."""
 

@@ -38,9 +38,9 @@ from fedsim.report.verdicts import (
     BEYOND,
     GUESSING,
     LEAKS,
-    LESS_THAN_PUBLIC,
     NOT_BEYOND,
     UNDECIDED,
+    WORSE_THAN_IMPUTATION,
     AttackTraits,
     ScoreReading,
     score_readings,
@@ -49,7 +49,7 @@ from fedsim.sweeps.labels import NONE
 
 _T = TypeVar("_T")
 _VERSIONS = "versions.json"
-_WORST_FIRST = (LEAKS, BEYOND, UNDECIDED, GUESSING, NOT_BEYOND, LESS_THAN_PUBLIC)
+_WORST_FIRST = (LEAKS, BEYOND, UNDECIDED, GUESSING, NOT_BEYOND, WORSE_THAN_IMPUTATION)
 
 
 def is_run(folder: Path) -> bool:

@@ -22,7 +22,7 @@ from fedsim.report.summary import Summary, are_independent, number_of, summarise
 
 LEAKS, UNDECIDED, GUESSING = "leaks", "undecided", "no better than guessing"
 BEYOND, NOT_BEYOND = "beyond the floor", "not beyond the floor"
-LESS_THAN_PUBLIC = "less than public data do"
+WORSE_THAN_IMPUTATION = "worse than imputation"
 NOT_JUDGED = "not judged"
 MIN_VICTIMS = 5
 """Fewest victims from which a sign test concludes: by chance, four are all beyond the floor in 1 of 16 cases."""
@@ -218,8 +218,8 @@ def _judge_victims(item: Summary) -> tuple[str, str]:
         verdict = {item.count: BEYOND, 0: NOT_BEYOND}.get(item.num_beyond, UNDECIDED)
         caveat = "of one victim only" if item.unit != "victim" else why_inconclusive(item.metric)
         if verdict == NOT_BEYOND and item.floor_guess == IMPUTED_GUESS and item.gain < 0:
-            verdict = LESS_THAN_PUBLIC
-        beyond = " beyond the floor" if verdict in (UNDECIDED, LESS_THAN_PUBLIC) else ""
+            verdict = WORSE_THAN_IMPUTATION
+        beyond = " beyond the floor" if verdict in (UNDECIDED, WORSE_THAN_IMPUTATION) else ""
         return verdict, "one victim only" if item.count == 1 else f"{counts}{beyond}, {caveat}"
     # Sign test.
     tested = item.count + item.num_missing
@@ -229,7 +229,7 @@ def _judge_victims(item: Summary) -> tuple[str, str]:
     if is_significant or item.gain > _ROUNDING:
         return UNDECIDED, f"{counts} beyond the floor"
     is_worse = statistics.is_fewer_than_half(item.num_beyond, item.count) and item.gain < 0
-    verdict = LESS_THAN_PUBLIC if is_worse and item.floor_guess == IMPUTED_GUESS else GUESSING
+    verdict = WORSE_THAN_IMPUTATION if is_worse and item.floor_guess == IMPUTED_GUESS else GUESSING
     return verdict, f"{counts} beyond the floor"
 
 

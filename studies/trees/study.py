@@ -226,7 +226,7 @@ SHARES = {
     "right": "`timberstrike`",
     "auxiliary": "with auxiliary rows",
     "likeliest": "likeliest values",
-    "drawn": "public columns",
+    "drawn": "random values by column",
     "others": "another client's records",
 }
 """Columns that are shares of values that are right, by title."""

@@ -44,7 +44,7 @@ STRONGER: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Cases that the study of defenses does not have: the case of it that each follows, and the defense."""
 NONE = "none"
-NAMES = {"psnr": "PSNR", "ssim": "SSIM", "identified": "identification"}
+NAMES = {"psnr": "PSNR", "ssim": "SSIM", "identified": "`identified`"}
 REFUSES = "refuses"
 Rows = Sequence[Mapping[str, str]]
 
@@ -171,7 +171,7 @@ def verdict_of(rows: Rows, undefended: Rows) -> str:
     found = worths(rows, undefended)
     leaking = {metric for (_, metric), worth in found.items() if worth in (SHORT[FAILS], SHORT[ONLY_NAIVE])}
     if identifies_transformed(rows[0]["case"]):
-        return "fails by identification in any transform"
+        return "fails by `identified` in any transform"
     if leaking:
         names = [name for metric, name in NAMES.items() if metric in leaking]
         return "fails" if len(names) == len(NAMES) else f"fails by {' and '.join(names)}"

@@ -152,7 +152,7 @@ COLUMNS = {
     "public_inversion": "with public rows",
     "regression": "`embedding-regression`",
     "likeliest": "likeliest values",
-    "drawn": "public columns",
+    "drawn": "random values by column",
     "accuracy": "accuracy of the model",
 }
 NAMES = ("age", "workclass", "education", "marital-status", "occupation", "relationship")

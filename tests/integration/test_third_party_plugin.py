@@ -163,7 +163,7 @@ def test_it_is_scored_under_the_same_rules(site: Site) -> None:
     ours = {(r["victim"], r["metric"]): r for r in rows if r["attack"] == "sme"}
     for row in theirs:  # these guesses do not depend on what an attack claims, so they are the same for everyone
         other = ours[row["victim"], row["metric"]]
-        if {row["floor_guess"], other["floor_guess"]} <= {"noise", "mid-grey", "public mean"}:
+        if {row["floor_guess"], other["floor_guess"]} <= {"noise", "mid-grey", "mean of public data"}:
             assert row["floor"] == other["floor"]
 
 

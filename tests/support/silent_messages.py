@@ -88,9 +88,9 @@ def guess_majority(rng: torch.Generator) -> tuple[Score, int]:
 
 
 KINDS: dict[str, SilentScore] = {
-    "identification, ten examples a victim": identify_mean_claims,
-    "identification, one example a victim": identify_one_claim,
-    "identification, clients in styles of their own": identify_in_styles,
+    "`identified`, ten examples per victim": identify_mean_claims,
+    "`identified`, one example per victim": identify_one_claim,
+    "`identified`, examples alike within a client": identify_in_styles,
     "membership AUC, 20 candidates": order_candidates(20),
     "membership AUC, 200 candidates": order_candidates(200),
     "membership accuracy, 20 candidates": claim_half(20),

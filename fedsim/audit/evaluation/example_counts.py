@@ -118,7 +118,7 @@ def score_count(claimed: int, true: int, others: Sequence[int], *, is_granted: b
         ascending = np.sort(np.asarray(others))
         weights = np.cumsum(1 / ascending)
         guesses["median N of other clients"] = round(float(np.median(ascending)))
-        guesses["N nearest to other clients"] = int(ascending[np.searchsorted(weights, weights[-1] / 2)])
+        guesses["N with the least relative error"] = int(ascending[np.searchsorted(weights, weights[-1] / 2)])
     if not guesses:
         reason = "no other client is recorded, so the score of a guess is unknown"
         return [Score.from_reason("count_error", reason), Score.from_reason("count_exact", reason)]

@@ -132,7 +132,7 @@ class TokenRecall(ExampleMetric):
 class RecoveredShare(ExampleMetric):
     """Share of the images whose claims reach 20 dB, or of the texts that are found whole."""
 
-    title = "recovered"
+    title = "share recovered"
     higher_is_better = True
     is_share = True
     ranks_examples = False
@@ -157,7 +157,7 @@ class RecoveredShare(ExampleMetric):
 class ExactShare(ExampleMetric):
     """Share of the examples that are exact: images from 40 dB on, others where no value differs by 1/10000."""
 
-    title = "exact"
+    title = "share exact"
     higher_is_better = True
     is_share = True
     ranks_examples = False

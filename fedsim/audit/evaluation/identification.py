@@ -32,7 +32,7 @@ class IdentifiedShare(Metric):
     `Modality.likeness`.
     """
 
-    title = "identification"
+    title = "share identified"
     higher_is_better = True
     is_share = True
     of_examples = True

@@ -133,8 +133,8 @@ def score_links(scores: Tensor, closeness: Tensor | None, rounds: Tensor, is_vic
         return [Score.from_reason("linked", reason), Score.from_reason("link_auc", reason)]
     guesses, areas = {"chance": float(np.mean(chances))}, {"chance": 0.5}
     if closeness is not None:
-        guesses["the nearest N"] = float(np.mean(shares_by_size))
-        areas["the nearest N"] = _area(closeness, is_victims)
+        guesses["message with the nearest N"] = float(np.mean(shares_by_size))
+        areas["message with the nearest N"] = _area(closeness, is_victims)
     linked = Score.against_guesses("linked", float(np.mean(shares)), guesses)
     area = Score.against_guesses("link_auc", _area(scores, is_victims), areas)
     return [linked, area]

@@ -91,9 +91,11 @@ def score_masks(claimed: Tensor, true: Tensor, public: PublicExamples | None, rn
         shares = one_hot(masks, classes).flatten(1, 2).float()  # public pixel class
         without_labels = PublicExamples(data=shares, labels=torch.zeros(len(shares)))
         centres = centres_of_claims(without_labels, torch.zeros(count))
-        guesses["public centres"] = mask_iou(centres.argmax(2).reshape(-1, *shape), true)
-        guesses["the same for all"] = mask_iou(shares.mean(0).argmax(1).reshape(shape).expand(count, *shape), true)
-        guesses["public masks"] = mean_of_draws(
+        guesses["k-means of public masks"] = mask_iou(centres.argmax(2).reshape(-1, *shape), true)
+        guesses["most frequent class per pixel"] = mask_iou(
+            shares.mean(0).argmax(1).reshape(shape).expand(count, *shape), true
+        )
+        guesses["random public masks"] = mean_of_draws(
             lambda: mask_iou(masks[torch.randint(len(masks), (count,), generator=rng)], true)
         )
     return Score.against_guesses("mask_iou", mask_iou(claimed, true), guesses)

@@ -235,7 +235,7 @@ def _score_claims(
         raise DataError(f"truth: the attack scores {len(scores)} {unit}s, the truth is about {len(has_property)}")
     right = torch.where(scores == 0.5, 0.5, ((scores > 0.5) == has_property).double())
     larger_share = float(victims.double().mean())
-    guess = {"the same for all victims": max(larger_share, 1 - larger_share)}
+    guess = {"one answer for all victims": max(larger_share, 1 - larger_share)}
     accuracy = Score.against_guesses(f"{metric}_accuracy", float(right[of_victim].mean()), guess)
     if has_property.all() or not has_property.any():
         kind = "the larger" if has_property.all() else "the smaller"

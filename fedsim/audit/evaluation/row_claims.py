@@ -170,7 +170,7 @@ class RowFeaturesEvaluator(Evaluator[RowFeatures]):
         rng = context.guess_generator(int(about["victim"]))
         guesses = {
             "likeliest values": likeliest_row(public.data, truth.columns, truth.deviations).expand_as(finding.data),
-            "public columns": draw_rows(public.data, truth.columns, len(finding.rows), rng),
+            "random values by column": draw_rows(public.data, truth.columns, len(finding.rows), rng),
         }
         # What known rows say of the marginals is no news from embeddings.
         if count := int((about["knowledge"] or {}).get("known_rows", 0)):

@@ -158,9 +158,9 @@ def score_examples(
                 guess_values[name] |= similarities
         further_scores += _certificate_scores(finding, truth)
         if truth.columns and public is not None:
-            clusters = {"clusters": clusters_of_claims(public, finding.labels)}
+            clusters = {"k-means clusters by class": clusters_of_claims(public, finding.labels)}
             if not _are_counted(finding.labels, truth.labels):
-                clusters["clusters without labels"] = clusters_of_claims(public, torch.zeros(len(data)))
+                clusters["k-means clusters"] = clusters_of_claims(public, torch.zeros(len(data)))
             further_scores.append(score_columns(data, truth, public, guesses, clusters, rng))
     # How often claims match by chance.
     scored_truth, others = truth.without_empty_texts(), others or public
@@ -351,10 +351,10 @@ def guess_examples(
     )
     guesses = dict(find_modality(truth.modality).guess_examples(material))
     if masks is not None and masks.can_be_painted:
-        guesses["painted masks"] = masks.paint(material.count)
+        guesses["mean colour per class of the masks"] = masks.paint(material.count)
     if public is not None and not truth.has_tokens and not _are_counted(finding.labels, truth.labels):
         no_labels = torch.zeros(material.count)  # one class of all examples
-        guesses["public centres"] = centres_of_claims(public, no_labels)
+        guesses["k-means of public data"] = centres_of_claims(public, no_labels)
     for name, guess in guesses.items():
         if guess.shape != (material.count, *shape):
             raise PluginError(

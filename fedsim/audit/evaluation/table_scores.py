@@ -69,7 +69,7 @@ def score_columns(
         all_guesses[f"likeliest values of {name}"] = torch.stack(rows + [of_all] * (count - len(rows)))
     all_guesses |= {
         "likeliest values": of_all.expand(count, -1),
-        "public columns": draw_rows(public.data, columns, count, rng),
+        "random values by column": draw_rows(public.data, columns, count, rng),
     }
     shares = shares_right(claimed)
     return Score.against_guesses(

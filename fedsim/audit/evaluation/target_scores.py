@@ -71,14 +71,14 @@ def score_targets(
             return torch.randint(2, (count, width), generator=rng).float()
         return torch.randn((count, width), generator=rng)
 
-    guesses = {"random rows": mean_of_draws(lambda: measure(draw_rows(), true))}
+    guesses = {"random targets": mean_of_draws(lambda: measure(draw_rows(), true))}
     constants = {"no label": torch.zeros(1, width), "every label": torch.ones(1, width)}
     if rows is not None:
-        constants = {"the same for all": rows.mean(0, keepdim=True)}
+        constants = {"mean of public targets": rows.mean(0, keepdim=True)}
         without_labels = PublicExamples(data=rows, labels=torch.zeros(len(rows)))
         centres = centres_of_claims(without_labels, torch.zeros(count))
-        guesses["public centres"] = measure(_as_targets(centres, goal), true)
-        guesses["public rows"] = mean_of_draws(
+        guesses["k-means of public targets"] = measure(_as_targets(centres, goal), true)
+        guesses["random public targets"] = mean_of_draws(
             lambda: measure(rows[torch.randint(len(rows), (count,), generator=rng)], true)
         )
     for name, constant in constants.items():

@@ -142,7 +142,7 @@ def test_of_equal_clients_the_guess_is_right_and_no_claim_is_better() -> None:
 
 def test_guesses_are_the_median_and_what_is_nearest_by_relative_error() -> None:
     error, exact = score_count(12, 10, [10, 20, 90, 100, 110], is_granted=False)
-    assert (error.value, error.floor, error.floor_guess) == (pytest.approx(0.2), 0, "N nearest to other clients")
+    assert (error.value, error.floor, error.floor_guess) == (pytest.approx(0.2), 0, "N with the least relative error")
     assert (exact.value, exact.floor) == (0, 1)
     error, _ = score_count(12, 80, [10, 20, 90, 100, 110], is_granted=False)
     assert (error.floor, error.floor_guess) == (pytest.approx(0.125), "median N of other clients")

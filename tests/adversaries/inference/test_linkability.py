@@ -134,7 +134,7 @@ def test_links_are_scored_beside_chance_and_the_nearest_n():
     assert (linked.value, area.value) == (0.5, 0.625)
     assert (linked.floor, linked.floor_guess) == (0.5, "chance")  # the other's N is nearer
     linked, _ = links([3.0, 1.0, 1.0, 2.0], rounds=[2, 2, 3, 3], sent=[False, True, False, True])
-    assert (linked.floor, linked.floor_guess) == (1.0, "the nearest N")
+    assert (linked.floor, linked.floor_guess) == (1.0, "message with the nearest N")
 
 
 def test_ties_count_as_a_draw_among_them():

@@ -36,7 +36,7 @@ def test_metrics_by_which_more_leaks_than_by_the_first_are_reported_beside_it() 
 
 def test_the_most_exposed_client_is_named_by_a_metric_that_leaks() -> None:
     [sentence] = describe_worst(make_results(9.0, 0.1, 0.8))
-    assert ": identification is 0.8, where a guess without any message gets 0.05." in sentence
+    assert ": share identified is 0.8, where a guess without any message gets 0.05." in sentence
     [sentence] = describe_worst(make_results(15.0, 0.5, 0.8))
     assert "is client 5, in round" in sentence
     assert ": PSNR is 15.05 dB, where a guess without any message gets 10 dB." in sentence

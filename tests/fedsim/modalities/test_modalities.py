@@ -86,7 +86,7 @@ def test_series_are_guessed_by_their_last_value_and_their_season() -> None:
     waves = torch.stack([0.5 + 0.4 * torch.sin(turns), torch.full((32,), 0.25)])[:, None]
     public = PublicExamples(data=waves, labels=torch.tensor([0, 1]))
     guesses = find_modality("series").guess_examples(make_material(public, torch.tensor([0, 1]), (1, 32)))
-    assert {"noise", "mid-range", "public mean", "public class mean"} <= guesses.keys()
+    assert {"noise", "mid-range", "mean of public data", "class means of public data"} <= guesses.keys()
     assert torch.equal(guesses["last value"][0], waves[0, :, -1:].expand(1, 32))
     assert torch.equal(guesses["last value"][1], waves[1])
     assert torch.allclose(guesses["seasonal mean"], waves, atol=1e-6)

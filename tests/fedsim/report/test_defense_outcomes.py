@@ -260,8 +260,8 @@ def test_a_defense_does_not_pass_because_psnr_fell_while_examples_are_identified
     outcomes = attack_outcomes(rows, controls, "")
     assert [(item.metric, item.word) for item in outcomes] == [("psnr", HOLDS), ("identified", NOTHING)]
     [judged] = judge_attacks(outcomes)
-    assert (judged.word, judged.less_by, judged.still_by) == (WEAKENS, ("PSNR",), ("identification",))
-    assert judged.reason == "leakage is lower by PSNR, but there is still a leak by identification"
+    assert (judged.word, judged.less_by, judged.still_by) == (WEAKENS, ("PSNR",), ("share identified",))
+    assert judged.reason == "leakage is lower by PSNR, but there is still a leak by share identified"
 
 
 def test_a_defense_does_something_where_psnr_fell_for_an_adversary_who_does_not_know_it() -> None:

@@ -218,9 +218,9 @@ def test_a_normal_run_is_told_from_floor_to_citation(folder, held):
         "mlp; 2 clients; 3 rounds; N at most",
         "The attacks used the messages of client 0 in round 1 of 3.",
         "From the messages of 1 victim, the server recovered all 3 images exactly (by sme). "
-        "By exact, sme finds a leak. By PSNR, sme is beyond the floor. If messages revealed nothing, each single claim "
-        "of a leak (one attack, one metric) would be made in at most 5 % of cases; a false claim among several is more "
-        "likely. The model",
+        "By share exact, sme finds a leak. By PSNR, sme is beyond the floor. If messages revealed nothing, each single "
+        "claim of a leak (one attack, one metric) would be made in at most 5 % of cases; a false claim among several "
+        "is more likely. The model",
         "From fewer than 5 victims, only examples that are matched",
         "mlp (hidden [4]): 310 parameters",
         "2 clients, 3 rounds, fedavg",

@@ -208,7 +208,7 @@ def test_a_score_says_no_more_than_its_victims_carry(gains: list[float], verdict
 def test_an_attack_below_what_public_data_say_is_told_so(victims: int) -> None:
     below = [row(0.6, metric="attribute_accuracy", floor=0.7, floor_guess="imputed from public data")] * victims
     [summary] = summarise([item | {"victim": number} for number, item in enumerate(below)])
-    assert judge_summary(summary)[0] == "less than public data do"
+    assert judge_summary(summary)[0] == "worse than imputation"
 
 
 def test_many_rounds_of_one_victim_do_not_make_a_leak() -> None:
@@ -272,7 +272,7 @@ def test_an_attack_is_named_with_all_metrics_by_which_it_leaks_beside_the_first(
     ]
     rows += rows_of("ig adaptive", "ssim", 0.1) + rows_of("ig adaptive", "recovered", 0.45)
     assert headline(score_readings(rows, {})) == (
-        "By label accuracy, ig finds a leak. By label accuracy, SSIM and recovered, ig adaptive finds a leak. "
+        "By label accuracy, ig finds a leak. By label accuracy, SSIM and share recovered, ig adaptive finds a leak. "
         "By PSNR, ig and ig adaptive are no better than guessing."
     )
 

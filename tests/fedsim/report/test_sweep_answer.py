@@ -109,7 +109,7 @@ def test_a_setting_at_the_guess_by_one_metric_says_by_which_other_it_leaks() -> 
         ]
     told = [row | {"floor_guess": "chance among others"} for rows in identified for row in rows]
     found = answer(make_rows(LEAKING), make_rows([5.0] * 6, "noise"), told)
-    assert row_of(found, "noise").leakage == "at the guess (sme); by identification 95 %, guess 10 % (dlg)"
+    assert row_of(found, "noise").leakage == "at the guess (sme); by share identified 95 %, guess 10 % (dlg)"
 
 
 def test_a_mean_that_exact_claims_dominate_is_not_called_exact() -> None:
@@ -179,7 +179,7 @@ def test_the_metrics_by_which_less_leaks_and_by_which_it_still_leaks_are_named()
     assert (noise.verdict, noise.css) == (WEAKENS, "undecided")
     assert noise.reason == (
         "sme (PSNR 15.3 without, 9.25 with, guess 10): leakage is lower by PSNR, but there is still a leak "
-        "by identification"
+        "by share identified"
     )
 
 

@@ -32,7 +32,7 @@ def test_scores_are_those_of_counting_by_hand() -> None:
     assert accuracy.value == pytest.approx((1 + 0.5) / 2)  # even chances count half
     assert (area.floor, area.ceiling) == (0.5, 1.0)
     assert accuracy.floor == pytest.approx(1 - 1.5 / 5)  # "no" to all five of them
-    assert accuracy.floor_guess == "the same for all victims"
+    assert accuracy.floor_guess == "one answer for all victims"
 
 
 @pytest.mark.parametrize("kinds", [[1.0, 1.0], [0.0]])

@@ -85,11 +85,11 @@ def test_every_computed_score_has_a_floor_that_names_its_guess() -> None:
     ("truth", "guess"),
     [
         (torch.full((4, 1, 8, 8), 0.5), "mid-grey"),
-        (PUBLIC.data.mean(0).expand(4, -1, -1, -1), "public mean"),
-        (torch.stack([PUBLIC.data[PUBLIC.labels == c].mean(0) for c in LABELS.tolist()]), "public class mean"),
+        (PUBLIC.data.mean(0).expand(4, -1, -1, -1), "mean of public data"),
+        (torch.stack([PUBLIC.data[PUBLIC.labels == c].mean(0) for c in LABELS.tolist()]), "class means of public data"),
         (torch.rand((4, 1, 8, 8), generator=torch.Generator().manual_seed(1)), "noise"),
     ],
-    ids=["mid-grey", "public mean", "public class mean", "noise"],
+    ids=["mid-grey", "mean of public data", "class means of public data", "noise"],
 )
 def test_the_floor_is_the_best_guess_by_that_metric(truth: Tensor, guess: str) -> None:
     """Were the truth itself a guess, that guess would be the floor, at the ceiling of the metric."""
@@ -109,7 +109,7 @@ def test_random_public_examples_are_a_guess() -> None:
     finding = Reconstruction(data=images(4, seed=5), labels=LABELS)
     rng = torch.Generator().manual_seed(1)
     scores = {s.metric: s for s in score_examples(finding, Truth(data=drawn, labels=LABELS), public=PUBLIC, rng=rng)}
-    assert scores["ssim"].floor_guess == "public example"
+    assert scores["ssim"].floor_guess == "random public examples"
 
 
 def test_the_nearest_public_example_stands_beside_the_floor_and_is_no_guess() -> None:
@@ -148,8 +148,8 @@ def test_labels_that_are_wrong_lower_no_floor() -> None:
         finding = Reconstruction(data=images(4, seed=6), labels=torch.tensor(claimed))
         scores = score_examples(finding, truth, public=public, rng=torch.Generator().manual_seed(1))
         floors[name] = next(score for score in scores if score.metric == "psnr")
-    assert floors["right"].floor_guess.startswith("public class")
-    assert floors["wrong"].floor_guess == "public centres"
+    assert floors["right"].floor_guess.startswith("class means of public")
+    assert floors["wrong"].floor_guess == "k-means of public data"
     assert floors["wrong"].floor == floors["others"].floor < floors["right"].floor
 
 
