@@ -24,6 +24,8 @@ from fedsim.api.claimed_examples import (
     read_public,
 )
 from fedsim.api.in_memory import value_bounds
+from fedsim.audit.evaluation.claim_units import doubt_units
+from fedsim.audit.evaluation.doubts import collect_doubts
 from fedsim.audit.evaluation.identification import IDENTIFIED
 from fedsim.audit.evaluation.score import Score
 from fedsim.audit.evaluation.scoring import score_examples
@@ -135,7 +137,10 @@ def score(
         labels_granted=not is_labelled,
     )
     scores = [_explain_no_others(item) if public is None else item for item in scores]
-    return ClaimScores(_make_frame(scores, len(true)), {item.metric: item for item in scores})
+    with collect_doubts() as doubts:
+        if true.is_floating_point():
+            doubt_units(claims_of(finding), true, "score: claimed")
+    return ClaimScores(_make_frame(scores, len(true), "; ".join(doubts)), {item.metric: item for item in scores})
 
 
 def _explain_no_others(item: Score) -> Score:
@@ -145,11 +150,12 @@ def _explain_no_others(item: Score) -> Score:
     return Score.from_reason(IDENTIFIED, "hand over public examples, among which the true ones are to be identified")
 
 
-def _make_frame(scores: Sequence[Score], count: int) -> pd.DataFrame:
+def _make_frame(scores: Sequence[Score], count: int, doubt: str) -> pd.DataFrame:
     """Return the table of scores of `count` examples of one victim, with verdicts."""
     import pandas as pd
 
     facts = {"attack": "claims", "victim": 0, "round": 1, "repeat": 0, "variant": "", "settings": "{}", "granted": ""}
+    facts["doubt"] = doubt
     readings = score_readings([facts | score_row(item, count) for item in scores], {})
     rows = []
     for reading in readings:

@@ -12,6 +12,7 @@ from typing import Any
 
 from fedsim.audit.cache import FindingCache
 from fedsim.audit.evaluation.case import UnknownTruthError
+from fedsim.audit.evaluation.doubts import collect_doubts
 from fedsim.audit.evaluation.evaluator import VICTIMS, EvaluationContext, Judgement, evaluator_of
 from fedsim.audit.evaluation.score import Score
 from fedsim.audit.evaluation.truth_fit import find_complaint
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 
 SCORE_COLUMNS = (
     "attack", "victim", "round", "repeat", "metric", "value", "floor", "floor_guess", "nearest_public", "ceiling",
-    "higher_is_better", "examples", "seed", "missing", "instrument", *VARIANT_COLUMNS,
+    "higher_is_better", "examples", "seed", "missing", "instrument", "doubt", *VARIANT_COLUMNS,
 )  # fmt: skip
 """Columns of `scores.csv`."""
 IMAGE_SCORE_COLUMNS = ("attack", "victim", "round", "repeat", "image", "metric", "value", *VARIANT_COLUMNS)
@@ -106,11 +107,13 @@ def judge_findings(
             continue
         finding, about = loaded
         num_failures = len(failures)
-        judgement = _judge(finding, about | {VICTIMS: compared}, bench_of, failures)
+        with collect_doubts() as doubts:
+            judgement = _judge(finding, about | {VICTIMS: compared}, bench_of, failures)
+        finding_columns = {"seed": cache.case.seed, "doubt": one_line("; ".join(doubts))}
         if earlier is not None and judgement.scores and len(failures) == num_failures:
             earlier.note_scores(path, inputs)
         for score in judgement.scores:
-            rows.append(key_columns | score_row(score, judgement.examples) | {"seed": cache.case.seed})
+            rows.append(key_columns | score_row(score, judgement.examples) | finding_columns)
             for index, value in enumerate(score.per_image):
                 if not math.isnan(value):
                     image_rows.append(key_columns | {"metric": score.metric, "image": index, "value": value})

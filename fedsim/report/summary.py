@@ -53,6 +53,8 @@ class Summary:
         settings: those that differ from the attack's defaults, as JSON.
         granted: names of the facts that the attack was handed.
         instrument: what the metric measured with, see `ExampleMetric.instrument`.
+        num_in_doubt: findings whose scores may say less, or more, than they seem to.
+        doubt: why, of the first of them.
         is_exact: whether a page says `exact` in place of the mean, see `finds_exact_only`.
         num_seeds: over how many seeds each victim's score is the mean.
     """
@@ -81,6 +83,8 @@ class Summary:
     settings: str
     granted: frozenset[str]
     instrument: str
+    num_in_doubt: int = 0
+    doubt: str = ""
     is_exact: bool = False
     num_seeds: int = 1
 
@@ -218,6 +222,7 @@ def _summary(attack: str, metric: str, group: list[Mapping[str, Any]]) -> Summar
     reasons = [reason for victim, reason in without_score.items() if victim not in victims_with_score]
     low, high = interval(metric, values, unit)
     gains = statistics.gains(values, floors, higher_is_better=higher)
+    doubts = [row["doubt"] for row in computed if row.get("doubt")]  # sweeps and comparisons make rows without it
     return Summary(
         attack=attack,
         attack_key=(group[0]["title"], group[0]["variant"]),
@@ -243,6 +248,8 @@ def _summary(attack: str, metric: str, group: list[Mapping[str, Any]]) -> Summar
         settings=str(group[0]["settings"]),
         granted=frozenset(str(group[0]["granted"]).split()),
         instrument=str(group[0]["instrument"]),
+        num_in_doubt=len(doubts),
+        doubt=doubts[0] if doubts else "",
     )
 
 

@@ -122,7 +122,8 @@ def judge_summary(item: Summary) -> tuple[str, str]:
     `not beyond the floor`, or `undecided` where it is some of them. The same holds where victims are
     compared with one another, see `are_independent`.
 
-    Victims without a score may be just those that leak nothing, so that each test counts them as such.
+    Victims without a score may be just those that leak nothing, so that each test counts them as such. Findings in
+    doubt count as the others do, and the remark says why they are.
     """
     # No score, or none that says anything about leakage.
     if item.missing:
@@ -134,6 +135,8 @@ def judge_summary(item: Summary) -> tuple[str, str]:
     verdict, remark = _judge_scores(item)
     if item.num_missing:
         remark += f"; not computed for {number_of(item.num_missing, 'victim')}: {item.why_missing}"
+    if item.num_in_doubt:
+        remark += f"; in doubt for {number_of(item.num_in_doubt, 'finding')}: {item.doubt.partition('; ')[0]}"
     return verdict, remark
 
 

@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 import fedsim
 from clients.defenses.update_noise import UpdateNoise
 from fedsim.audit.audit import open_audit
+from fedsim.audit.evaluation.doubts import raise_doubt
 from fedsim.audit.evaluation.evaluator import EvaluationContext
 from fedsim.audit.evaluation.foreign_recording import ForeignRecording
 from fedsim.audit.evaluation.measurements import measure_claims
@@ -33,6 +34,7 @@ from fedsim.interfaces.knowledge import Knowledge
 from fedsim.recording.payloads import Kind, Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.wire_format import Update
+from fedsim.report.verdicts import score_readings
 from tests.support.recordings import build_update, record_updates
 
 
@@ -370,3 +372,21 @@ def test_files_of_all_members_of_a_sum_may_hold_some_of_their_examples(tmp_path:
         )
         complaint = find_complaint(Reconstruction(data=held_by(0)[0], labels=held_by(0)[1]), about, context)
         assert bool(complaint) == (clients == (0,))
+
+
+@pytest.mark.usefixtures("a_module")
+def test_doubts_are_kept_with_the_scores_and_stand_beside_the_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "doubted"
+    record_weights(folder)
+    audit = open_audit(folder / "run", describe_attack(folder, (0, 1)), folder)
+    assert audit.run() == []
+    monkeypatch.setattr("fedsim.audit.scores.find_complaint", lambda *_: raise_doubt("it is odd; fix it") or "")
+    assert {row["doubt"] for row in audit.score()} == {"it is odd; fix it"}
+    monkeypatch.undo()
+    # What was judged before is not judged again.
+    rows = open_audit(folder / "run", describe_attack(folder, (0, 1)), folder).score()
+    readings = [reading for reading in score_readings(rows, {}) if reading.verdict and not reading.summary.missing]
+    assert "psnr" in {reading.summary.metric for reading in readings}
+    assert {reading.remark.partition("; ")[2] for reading in readings} == {"in doubt for 1 finding: it is odd"}

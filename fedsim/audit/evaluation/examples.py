@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedsim.audit.evaluation.case import Case
+from fedsim.audit.evaluation.claim_units import doubt_units
 from fedsim.audit.evaluation.display import Display, ImageGrid, TableRows
 from fedsim.audit.evaluation.evaluator import (
     EvaluationContext,
@@ -91,6 +92,8 @@ def judge_examples(
             "truth: the victim's labels are others than 0 and 1, so that none is claimed rightly or wrongly; write "
             "which labels each example has"
         )
+    if isinstance(finding, Reconstruction) and not isinstance(finding, Representatives) and not truth.has_tokens:
+        doubt_units(finding.data, truth.data, f"{about['attack']}, client {about['victim']}")
     scores = score_examples(
         finding,
         truth,

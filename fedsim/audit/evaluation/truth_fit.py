@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedsim.audit.evaluation.case import MAX_NAMES
+from fedsim.audit.evaluation.doubts import raise_doubt
 from fedsim.audit.evaluation.evaluator import EvaluationContext, FindingMetadata, first_round, group_members
 from fedsim.audit.evaluation.local_optimum import match_state
 from fedsim.audit.evaluation.measurement_cache import MeasurementCache
@@ -168,7 +169,7 @@ def find_complaint(finding: Finding, about: FindingMetadata, context: Evaluation
     if retraining.contradicts and not context.case.is_defended:
         return f"{sentence}; {remedy}"
     if not context.case.is_defended:
-        log.warning("%s; findings are scored, but %s", sentence, remedy)
+        raise_doubt("%s; findings are scored, but %s", sentence, remedy)
     return ""
 
 
@@ -234,7 +235,7 @@ def _describe_unrelated(
     elif context.case.is_defended and not is_others:
         excuse = "the app is said to be defended"
     if excuse:
-        log.warning("%s, client %s: %s; it is scored, since %s", about["attack"], victim, complaint, excuse)
+        raise_doubt("%s, client %s: %s; it is scored, since %s", about["attack"], victim, complaint, excuse)
         return ""
     return f"{complaint}; {remedy}"
 
@@ -248,7 +249,7 @@ def _warn_of_others(
         return
     nearest = min(others, key=lambda client: others[client])
     if 1 - others[nearest] >= _AS_WELL * (1 - distances[victim]):
-        log.warning(
+        raise_doubt(
             "%s, client %s: what truth.%s says that it held explains its message hardly (1 - cosine %.3f), and hardly "
             "better than what client %s held (%.3f); see that [app] reads the messages rightly, as where clients "
             "train one of several models, or else it is long training that hides the data",
@@ -434,7 +435,7 @@ def _warn_of_length(retraining: Retraining, victim: str) -> None:
     """Warn where a message points where it should, and is longer or shorter than it should be."""
     is_known = retraining.is_stated and retraining.distance < _COMPARABLE
     if is_known and abs(math.log(retraining.length)) > math.log1p(_LENGTH_TOLERANCE):
-        log.warning(
+        raise_doubt(
             "client %s: its message is %.3g times as long as training on truth.%s as [adversary.knowledge] states "
             "gives, so that attacks which compare lengths expect another one; fix learning_rate or the number of "
             "local steps, or, where clients sum over their examples, name a loss that sums",

@@ -1,0 +1,90 @@
+"""Doubt claims that are in another unit than the true examples, or have their channels in another order.
+
+A claim in standardised units that is clamped to [0, 1], or one of BGR images, scores as badly as one of noise, though
+who knows the unit sees the victim's data in it.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fedsim.audit.evaluation.doubts import raise_doubt
+from fedsim.base import metrics
+
+_EXPLAINED = 0.6
+"""Share of the true values' variance that a linear map of the claims explains at least; of noise it is less."""
+_NEARER = 0.5
+"""Share of the squared error that such a map leaves at most."""
+_LEAST_ERROR = 1e-3
+"""Mean squared error, 30 dB, from which on claims are doubted."""
+_FEWEST_VALUES = 64
+"""Fewest values to which two numbers are fitted."""
+_ONE_END, _NATURAL = 0.9, 0.5
+"""Shares of the claimed and of the true values at one end of [0, 1], from which on claims seem to be clamped, and from
+which on the data are so themselves."""
+
+
+def doubt_units(claimed: Tensor, true: Tensor, where: str) -> None:
+    """Raise a doubt where a map of the claims is much nearer to the truth, or where they all are clamped.
+
+    Args:
+        claimed: `claim ...`, numbers in [0, 1].
+        true: `example ...`, what the victim held, likewise.
+        where: attack and client, for the sentence.
+    """
+    for end in (0.0, 1.0):
+        shares = [float((values == end).double().mean()) for values in (claimed, true)]
+        if shares[0] >= _ONE_END and shares[1] < _NATURAL:
+            raise_doubt(
+                "%s: %.0f %% of the claimed values are %g, and %.0f %% of the true ones; they seem to be clamped in "
+                "another unit; claim (inputs - low) / (high - low) by value_range",
+                *(where, 100 * shares[0], end, 100 * shares[1]),
+            )
+            return
+    error = _least_error(claimed, true)
+    if error < _LEAST_ERROR:
+        return
+    if claimed.ndim == 4 and claimed.shape[1] == 3 and _least_error(claimed.flip(1), true) <= _NEARER * error:
+        raise_doubt(
+            "%s: with their channels in reverse order, as of BGR and RGB, the claims are nearer to the true images "
+            "than as they are; see that the truth, input_shape and the model have them in one order",
+            where,
+        )
+        return
+    first, second = _pair_by_correlation(claimed, true)
+    if first.numel() < _FEWEST_VALUES:
+        return
+    covariance = float(((first - first.mean()) * (second - second.mean())).mean())
+    spread, true_spread = _mean_square(first - first.mean()), _mean_square(second - second.mean())
+    if not spread or not true_spread or covariance**2 < _EXPLAINED * spread * true_spread:
+        return
+    factor = covariance / spread
+    offset = float(second.mean()) - factor * float(first.mean())
+    if _mean_square(factor * first + offset - second) <= _NEARER * error:
+        raise_doubt(
+            "%s: %.2g times the claimed values, %+.2g, is much nearer to the true ones than they are themselves, so "
+            "that they seem to be in another unit; claim (inputs - low) / (high - low) by value_range",
+            *(where, factor, offset),
+        )
+
+
+def _least_error(claimed: Tensor, true: Tensor) -> float:
+    """Return the mean squared error of claims that are paired with the true examples as they are scored."""
+    first, second = _pair(claimed, true, metrics.image_misfits(claimed, true))
+    return _mean_square(first - second)
+
+
+def _pair_by_correlation(claimed: Tensor, true: Tensor) -> tuple[Tensor, Tensor]:
+    """Return claims and true examples one to one, whatever the unit of the claims."""
+    return _pair(claimed, true, 1 - metrics.correlations(claimed, true).T.abs())
+
+
+def _pair(claimed: Tensor, true: Tensor, costs: Tensor) -> tuple[Tensor, Tensor]:
+    highest = costs.max().expand(len(true), 1)  # so that as many are paired as there are
+    assignment = metrics.assign_by_costs(costs, lambda: highest)
+    has_claim = assignment >= 0
+    return claimed[assignment[has_claim]].double(), true[has_claim].double()
+
+
+def _mean_square(values: Tensor) -> float:
+    return float(values.square().mean())
