@@ -63,6 +63,8 @@ log = logging.getLogger("fedsim." + __name__)
 
 _LOST_SUM = 2
 """Code of the error that a client gets whose group's sum cannot be unmasked."""
+_NO_WEIGHT = 3
+"""Code of the error that a client gets of which the sum holds nothing."""
 _MAX_LOGGED_CLIENTS = 10
 
 
@@ -216,6 +218,7 @@ class _Group:
         protocol: the protocol of the federation.
         members: its clients.
         survivors: its clients that answered, in this order.
+        weightless: those among them whose weight is rounded to 0, so that the sum holds nothing of them.
         num_waiting: number of clients whose reply is still to come.
         total: sum of the integers, modulo 2^32; empty before the first.
         forms: tensor name to the kind and the type of what clients sent.
@@ -228,6 +231,7 @@ class _Group:
     protocol: SecureSum
     members: list[int]
     survivors: list[int] = field(default_factory=list)
+    weightless: set[int] = field(default_factory=set)
     num_waiting: int = field(init=False)
     total: list[NDArray[np.uint32]] = field(default_factory=list)
     forms: dict[str, tuple[Kind, torch.dtype]] = field(default_factory=dict)
@@ -265,8 +269,11 @@ class _Group:
             self.lone_numbers = self.lone_numbers or LoneNumbers()
             # A number below half a step of the grid, or of a client without weight, is lost by rounding and hides none.
             self.lone_numbers.add(client, list(update.values()), smallest=self._half_step(count))
-        self.num_examples += reported_examples(reply)
         self.survivors.append(client)
+        if integers[0]:
+            self.num_examples += reported_examples(reply)
+        else:
+            self.weightless.add(client)
         for record in reply.array_records.values():
             record.clear()
 
@@ -284,25 +291,32 @@ class _Group:
         """Yield the reply of the group; if its sum is lost, an error for each that answered."""
         total, self.total = self.total, []
         needed = self.protocol.min_survivors(len(self.members))
+        reason = ""
         if len(self.survivors) < needed:
+            reason = f"{len(self.survivors)} of its group of {len(self.members)} answered, {needed} have to"
+        elif len(self.weightless) == len(self.survivors):
+            reason = "all weights N / N_max of its group are rounded to 0"
+        if reason:
             self.lone_numbers = None
-            reason = (
-                f"its sum is lost: {len(self.survivors)} of its group of {len(self.members)} answered, {needed} have to"
-            )
+            reason = f"its sum is lost: {reason}"
             log.warning(
                 "round %d, group of clients %s: %s", number, join_first(self.members, _MAX_LOGGED_CLIENTS), reason
             )
             for client in self.survivors:
                 yield Message(Error(code=_LOST_SUM, reason=reason), reply_to=message_to[client])
             return
+        for client in sorted(self.weightless):
+            reason = "its weight N / N_max is rounded to 0, so that the sum holds nothing of it"
+            yield Message(Error(code=_NO_WEIGHT, reason=reason), reply_to=message_to[client])
+        members = sorted(set(self.survivors) - self.weightless)
         mean = self.protocol.mean_update(total, len(self.survivors))
         tensors = self._dense_tensors(mean)
         content: dict[str, Any] = {
             "arrays": make_record(Payload(tensors).arrays()),
             "metrics": MetricRecord({"num-examples": self.num_examples}),
-            GROUP_RECORD: ConfigRecord({MEMBERS_KEY: sorted(self.survivors)}),
+            GROUP_RECORD: ConfigRecord({MEMBERS_KEY: members}),
         }
-        yield Message(RecordDict(content), reply_to=message_to[min(self.survivors)])
+        yield Message(RecordDict(content), reply_to=message_to[members[0]])
 
     def _dense_tensors(self, mean: Iterable[NDArray[Any]]) -> dict[str, tuple[Kind, Form]]:
         """Return the arrays of a mean by name, in the kinds and types in which clients send them."""

@@ -242,6 +242,22 @@ def test_a_group_with_fewer_survivors_than_the_threshold_is_lost(caplog: pytest.
     assert f"round 1, group of clients 0, 1, 2, 3, 4: {why}" in caplog.text
 
 
+def test_a_client_without_weight_is_no_member_of_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.strategies.test_secure_sum.count_of", lambda client: 0 if client == 2 else 20)
+    failed, total = summed(protocol(clip=3.0, bits=16), [0, 1, 2, 3])
+    assert failed.metadata.src_node_id == 2
+    assert failed.error.reason.startswith("its weight N / N_max is rounded to 0")
+    assert total.content[GROUP_RECORD][MEMBERS_KEY] == [0, 1, 3]
+    assert next(iter(total.content.metric_records.values()))["num-examples"] == 60
+
+
+def test_a_sum_of_clients_without_weight_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.strategies.test_secure_sum.count_of", lambda client: 0)
+    replies = summed(protocol(), [0, 1, 2])
+    assert [reply.has_error() for reply in replies] == [True] * 3
+    assert "all weights N / N_max of its group are rounded to 0" in replies[0].error.reason
+
+
 def test_a_lost_group_leaves_the_others_alone() -> None:
     rules = protocol(groups=3, threshold=1.0)
     first, second = rules.draw_groups(range(6), ROUND)

@@ -79,7 +79,9 @@ class InferenceEvaluator(Evaluator[Inference]):
             for client in {victim, *finding.candidates.tolist()}.difference(records):
                 indices = experiment.data.indices(client)[0]
                 records[client] = list(hash_records_at(experiment.dataset.train, indices))
-            scores = score_inference(finding, _holders(finding, records, victim))
+            scores = score_inference(
+                finding, _holders(finding, records, victim), has_sent=_have_sent(finding, about, context)
+            )
         else:
             column = str(about["partial_records"])
             inputs, _ = experiment.data.train(victim)
@@ -102,6 +104,15 @@ def _holders(finding: Inference, records: Mapping[int, Sequence[bytes]], victim:
     return torch.tensor(rows)
 
 
+def _have_sent(finding: Inference, about: FindingMetadata, context: EvaluationContext) -> Tensor:
+    """Return `candidate`, whether it sent something in the attacked rounds: others are ruled out without an attack."""
+    senders = set[int]()
+    for number in about["rounds"]:
+        for reply in context.transcript.header(int(number)).replies:
+            senders.update((reply.client, *reply.members))
+    return torch.tensor([candidate in senders for candidate in finding.candidates.tolist()])
+
+
 def _impute(experiment: Experiment, context: EvaluationContext, column: str, victim: int) -> ImputedCategories | None:
     """Impute this column of the victim's records from public ones; None where there are none."""
     dataset = experiment.dataset
@@ -114,14 +125,19 @@ def _impute(experiment: Experiment, context: EvaluationContext, column: str, vic
     return imputations[column].guess(*experiment.data.train(victim))
 
 
-def score_inference(inference: Inference, truth: Tensor, imputed: ImputedCategories | None = None) -> list[Score]:
+def score_inference(
+    inference: Inference,
+    truth: Tensor,
+    imputed: ImputedCategories | None = None,
+    has_sent: Tensor | None = None,
+) -> list[Score]:
     """Score what an attack infers of each record of the victim.
 
     Where several candidates are the likeliest, the score is that expected of drawing one of them.
 
     For sources, `source_accuracy` is the share of records whose claimed client holds the record;
-    the floor is one of the candidates drawn at random, and the ceiling is lower than 1 where no
-    candidate holds some record.
+    the floor is one of the candidates drawn at random, or of those that sent something where not
+    all did, and the ceiling is lower than 1 where no candidate holds some record.
 
     For an attribute, `attribute_accuracy` is the share of records whose category is right. Its
     floor
@@ -136,6 +152,7 @@ def score_inference(inference: Inference, truth: Tensor, imputed: ImputedCategor
             the order of the inference; for an attribute `record`, the index of its category.
         imputed: for an attribute, the guess from public records; None where there are none, and
             then the name of the floor says so.
+        has_sent: for sources `candidate`, whether it sent something in the attacked rounds; None where all did.
 
     Raises:
         DataError: the inference is about other records or candidates than the truth.
@@ -145,7 +162,7 @@ def score_inference(inference: Inference, truth: Tensor, imputed: ImputedCategor
     claims = likeliest.double() / likeliest.sum(1, keepdim=True)
     if inference.of == "source":
         _check_shape(inference, truth, tuple(inference.scores.shape))
-        return [_source_accuracy(claims, truth)]
+        return [_source_accuracy(claims, truth, has_sent)]
     _check_shape(inference, truth, tuple(inference.scores.shape[:1]))
     if imputed is not None:
         _check_shape(inference, imputed.likeliest, tuple(truth.shape))
@@ -161,11 +178,13 @@ def _check_shape(inference: Inference, truth: Tensor, expected: tuple[int, ...])
         )
 
 
-def _source_accuracy(claims: Tensor, holders: Tensor) -> Score:
+def _source_accuracy(claims: Tensor, holders: Tensor, has_sent: Tensor | None) -> Score:
     holds = holders.double()
     accuracy = (claims * holds).sum(1).mean().item()
     ceiling = holders.bool().any(1).double().mean().item()
     guess = {f"one of {holds.shape[1]} clients at random": holds.mean().item()}
+    if has_sent is not None and has_sent.any() and not has_sent.all():
+        guess[f"one of {int(has_sent.sum())} clients that sent something"] = holds[:, has_sent].mean().item()
     return Score.against_guesses("source_accuracy", accuracy, guess, ceiling=ceiling)
 
 

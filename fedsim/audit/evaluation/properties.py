@@ -104,6 +104,7 @@ class PropertyEvaluator(Evaluator[PropertyPresence]):
 
     def judge(self, finding: PropertyPresence, about: FindingMetadata, context: EvaluationContext) -> Judgement:
         """Score messages and clients, see `score_messages` and `score_clients`."""
+        _check_messages_were_sent(finding, context)
         truth, victim = self.truth(finding, about, context.case), int(about["victim"])
         experiment = context.case.require_experiment()
         of_victim = finding.clients == victim
@@ -125,6 +126,13 @@ class PropertyEvaluator(Evaluator[PropertyPresence]):
             if selected.any():
                 curves[name] = _mean_scores_by_round(finding, selected)
         return Display(has_truth=True, curves=curves)
+
+
+def _check_messages_were_sent(finding: PropertyPresence, context: EvaluationContext) -> None:
+    """Raise DataError where a message is scored that nobody sent, as of a client that failed."""
+    for client, number in zip(finding.clients.tolist(), finding.rounds.tolist(), strict=True):
+        if context.transcript.header(number).find_reply(client) is None:
+            raise DataError(f"client {client}: sent nothing in round {number}, which the attack scores")
 
 
 def _granted_property(experiment: Experiment, about: FindingMetadata) -> Property:

@@ -240,6 +240,14 @@ def inference(of: Any, scores: list[list[float]], candidates: list[int] | None =
 HOLDERS = torch.tensor([[1, 0, 0], [1, 1, 0], [0, 0, 1], [0, 0, 0]], dtype=torch.bool)
 
 
+def test_clients_that_sent_nothing_lower_no_floor_of_sources() -> None:
+    holders, claim = torch.tensor([[True, False, False, False]] * 4), inference("source", [[3, 0, 0, 0]] * 4)
+    (item,) = score_inference(claim, holders, has_sent=torch.tensor([True, True, False, False]))
+    assert (item.floor, item.floor_guess) == (0.5, "one of 2 clients that sent something")
+    (item,) = score_inference(claim, holders, has_sent=torch.ones(4, dtype=torch.bool))
+    assert (item.floor, item.floor_guess) == (0.25, "one of 4 clients at random")
+
+
 def test_a_source_is_right_if_it_holds_the_record() -> None:
     """Claims 0, 1, 0, 2: the first two hold theirs; nobody holds the last. Chance: 1/3, 2/3, 1/3, 0."""
     found = inference("source", [[3, 0, 0], [0, 3, 0], [3, 0, 0], [0, 0, 3]], [7, 4, 9])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from fedsim.audit.evaluation.properties import score_clients, score_messages
+from fedsim.audit.evaluation.properties import PropertyEvaluator, score_clients, score_messages
 from fedsim.base.errors import AttackError, DataError
 from fedsim.base.randomness import generator
 from fedsim.interfaces.findings import PropertyPresence
@@ -95,3 +96,13 @@ def test_a_claim_survives_being_saved() -> None:
     assert {name: tensor.tolist() for name, tensor in again.tensors.items()} == {
         name: tensor.tolist() for name, tensor in CLAIM.items()
     }
+
+
+def test_a_message_that_nobody_sent_is_named_and_not_scored() -> None:
+    class Recorded:
+        def header(self, number: int) -> Any:
+            return SimpleNamespace(find_reply=lambda client: None if (client, number) == (3, 2) else object())
+
+    context: Any = SimpleNamespace(transcript=Recorded())
+    with pytest.raises(DataError, match="client 3: sent nothing in round 2, which the attack scores"):
+        PropertyEvaluator().judge(PropertyPresence(**CLAIM), {"victim": 3}, context)
