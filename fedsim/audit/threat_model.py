@@ -445,10 +445,11 @@ def parse_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
+        torch.ones(2, device=device).sum().item()  # some devices, such as `meta`, have tensors and no values
+    except Exception as error:  # of several types: some devices need a package that is not installed
+        reason = first_line(error).split(". ")[0]
         raise ConfigError(
-            f"adversary.device: '{name}' is not usable here ({first_line(error)}); expected auto, cpu or a GPU of this "
-            "machine, such as cuda:0"
+            f"adversary.device: '{name}' is not usable here ({reason}); expected auto, cpu or a GPU of this machine, "
+            "such as cuda:0"
         ) from error
     return device

@@ -77,6 +77,8 @@ def sentence(result: tuple[int, str, str], code: int = 2) -> str:
         ("run x.toml --set iterations", "--set iterations: expected key=value"),
         ("run x.toml --set federation.supernodes=0", "supernodes: expected at least 1, got 0"),
         ("run x.toml --set adversary.device=gpu", "adversary.device: 'gpu' is not usable here"),
+        ("run x.toml --set adversary.device=meta", "adversary.device: 'meta' is not usable here"),
+        ("run x.toml --set adversary.device=hpu", "'hpu' is not usable here (No module named 'torch.hpu'); expected"),
         ("run x.toml --set adversary.knowledge.model=false", "sme needs model, which"),
         ("run x.toml --set data.name=mnist", "data: 'mnist' needs a data folder; give --data-dir DIR or set"),
         ("run x.toml --set data.name=mnist --data-dir none", "none does not exist; give --data-dir DIR or set"),
@@ -124,7 +126,10 @@ def test_overwrite_leaves_alone_what_is_no_run(call: Call, tmp_path: Path) -> No
     assert (tmp_path / "thesis" / "chapter.tex").read_text() == "ten years"
 
 
-def test_a_bad_file_is_found_before_an_earlier_run_is_overwritten(call: Call, tmp_path: Path) -> None:
+def test_a_bad_file_is_found_before_an_earlier_run_is_overwritten(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     run = tmp_path / "run"
     (run / "transcript").mkdir(parents=True)
     (run / "experiment.toml").write_text(FILE)
@@ -134,6 +139,7 @@ def test_a_bad_file_is_found_before_an_earlier_run_is_overwritten(call: Call, tm
         "model.dropout=2.0",
         "federation.clients=5000",
         "adversary.knowledge.loss=false",
+        "federation.device=cuda",
     ):
         sentence(call("run", "x.toml", "--out", "run", "--overwrite", "--set", wrong))
     assert (run / "transcript" / "keep").read_text() == "me"

@@ -122,11 +122,12 @@ def test_a_failing_round_is_the_same_one_sentence_as_on_serial(tmp_path: Path) -
 
 
 @pytest.mark.thorough
-def test_gpus_that_are_not_there_are_one_sentence(tmp_path: Path) -> None:
+def test_gpus_that_ray_does_not_find_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     config = make_tiny_config(federation={"engine": "ray", "actors": 1, "device": "cuda", "gpus_per_actor": 0.25})
     with pytest.raises(RunError, match=r"federation.gpus_per_actor: 0.25 asked for, but Ray finds 0 GPUs") as caught:
         run_serial(config, tmp_path / "run")

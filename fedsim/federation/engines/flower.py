@@ -65,10 +65,12 @@ class FlowerEngine(Engine):
     splits_rounds: ClassVar[bool] = False  # a SuperNode starts a process for each message
 
     def check(self, job: FederationJob) -> None:
-        """Raise InstallationError where one of Flower's commands is missing."""
+        """Raise an error where one of Flower's commands is missing, or a GPU of this machine."""
         commands = ["flwr"] if job.config.federation.address else _COMMANDS
         for command in commands:
             find_executable(command)
+        if job.config.federation.address is None:
+            job.experiment.device()
 
     def least_nodes(self, federation: FederationTable) -> int:
         """Return the number of SuperNodes."""

@@ -75,8 +75,10 @@ class RayEngine(Engine):
     """
 
     def check(self, job: FederationJob) -> None:
-        """Raise an error where Ray is not installed, or in use by this program."""
+        """Raise an error where Ray is not installed, or in use by this program, or a GPU of this machine is missing."""
         _import_ray()
+        if job.config.federation.address is None:
+            job.experiment.device()
 
     def carry(self, job: FederationJob) -> None:
         """Run all rounds over two nodes an actor."""

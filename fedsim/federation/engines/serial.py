@@ -119,6 +119,10 @@ class SerialEngine(Engine):
 
     in_process: ClassVar[bool] = True
 
+    def check(self, job: FederationJob) -> None:
+        """Raise ConfigError where clients are to train on a GPU and there is none."""
+        job.experiment.device()
+
     def carry(self, job: FederationJob) -> None:
         """Run all rounds over one node in this process."""
         if threading.current_thread() is not threading.main_thread():
