@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -129,10 +129,9 @@ class MaximumAPosteriori(GradientInversion):
         """Run all restarts, then draw from the posterior around the best one."""
         restart, trial = best_restart((yield from self._descent_turns(task, steps, progress)))
         finding = restart.finding(trial, self._merge_epochs)
-        best = trial.point().detach()
         squares = []
         for number in range(1, self.draws + 1):
-            draw = yield from self._draw(task, best, number)
+            draw = yield from self._draw(task, restart.values(), number)
             if draw is not None:
                 squares.append((draw - finding.data).square().flatten(1).mean(1))
         if not squares:
@@ -140,8 +139,10 @@ class MaximumAPosteriori(GradientInversion):
         left_out = self._left_out_variance(task.problem)
         return replace(finding, spread=(torch.stack(squares).mean(0) + left_out).sqrt())
 
-    def _draw(self, task: InversionTask, best: Tensor, number: int) -> Generator[None, None, Tensor | None]:
-        """Return a draw of the data in [0, 1], or None if it diverged."""
+    def _draw(
+        self, task: InversionTask, best: Mapping[str, Tensor], number: int
+    ) -> Generator[None, None, Tensor | None]:
+        """Return a draw of the data in [0, 1] around the best restart's values, or None if it diverged."""
         rng = torch.Generator().manual_seed(number)
         # Move the prior's mean, and add noise of the likelihood to the message.
         recipe = replace(task.recipe, distance_schedule=lambda iteration, iterations: 1.0)
@@ -149,9 +150,11 @@ class MaximumAPosteriori(GradientInversion):
             recipe = replace(recipe, parametrisation=replace(recipe.parametrisation, draw=number))
         # Descend from the best point.
         iterations = max(1, self.iterations // 2)
-        shape = tuple(dummy_data(recipe, task.problem, best).shape)
-        restart = Restart(recipe, task.problem, shape, (), iterations, rng)
-        restart.dummy.copy_(best)
+        shape = tuple(dummy_data(recipe, task.problem, best["dummy"]).shape)
+        classes = tuple(best["label_logits"].shape[1:]) if "label_logits" in best else ()
+        restart = Restart(recipe, task.problem, shape, classes, iterations, rng)
+        for name, value in restart.values().items():
+            value.copy_(best[name].detach())
         target = draw_message(self._defended_gradient(task, restart), task.target, rng)
         drawing = replace(task, recipe=recipe, target=target, restarts=[restart])
         trial = restart.make_trial(restart.make_step(drawing.restart_evaluation(restart)))

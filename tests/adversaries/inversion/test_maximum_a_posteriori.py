@@ -10,6 +10,7 @@ import torch
 
 from adversaries.inversion.inverting_gradients import InvertingGradients
 from adversaries.inversion.maximum_a_posteriori import MaximumAPosteriori
+from clients.defenses.mixup import Mixup
 from clients.defenses.outpost import Outpost
 from clients.defenses.quantise import Quantise
 from clients.defenses.update_noise import UpdateNoise
@@ -17,7 +18,7 @@ from fedsim.base.errors import AttackError, KnowledgeError
 from fedsim.base.metrics import pair_examples
 from fedsim.base.randomness import generator
 from fedsim.interfaces.attack import Knowledge, Records
-from fedsim.interfaces.defense import Defense
+from fedsim.interfaces.defense import Defense, Participation
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.inversion.matching import GradientInversion
 from fedsim.inversion.problem_builder import build_problem
@@ -87,6 +88,14 @@ def test_the_expected_error_is_the_actual_one_within_a_half(defense: Defense) ->
         actual.append((pair_examples(finding.data, true) - true).square().mean())
     ratio = (torch.stack(expected).mean() / torch.stack(actual).mean()).sqrt().item()
     assert 1 / 1.5 < ratio < 1.5
+
+
+def test_where_labels_are_optimised_with_the_data_an_error_is_expected_too() -> None:
+    """As under mixing, where nobody knows which labels were mixed."""
+    mixing = Mixup().of_client(Participation(num_examples=COUNT, batch_size=COUNT, steps=1, rounds=1, num_classes=10))
+    finding = attack(replace(MAP, iterations=4, draws=2), make_update(0, mixing), knowledge(0, mixing))
+    assert finding.spread is not None
+    assert (finding.spread > 0).all()
 
 
 @pytest.mark.thorough
