@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from adversaries.text.attention_span import MIN_COMPLEMENT, AttentionSpan, attention_weight_names, find_span_weights
 from adversaries.text.embedding import find_token_embedding
+from adversaries.text.span_probe import compute_block_inputs, spans_hold
 from fedsim.base.errors import AttackError
 from fedsim.base.module_hooks import hook_inputs
 from fedsim.interfaces.attack import Knowledge
@@ -192,10 +193,7 @@ class AttentionBlocks:
         Returns:
             `text position dim`, and whether a position holds a word, `text position`.
         """
-        embedded = self.model.embedding(tokens)
-        is_word = (embedded != 0).any(-1)
-        states = self.block(0)(self.model.add_positions(embedded), self.model.attention_mask(is_word))
-        inputs: Tensor = self.block(1).norm1(states)
+        _, inputs, is_word = compute_block_inputs(self.model, tokens)
         return inputs, is_word
 
     def misfits(self, tokens: Tensor) -> Tensor:
@@ -295,7 +293,14 @@ def read_transformer(update: Update, knowledge: Knowledge) -> tuple[TransformerM
     model = check_blocks(find_token_embedding(knowledge)[0], knowledge, where)
     states = named_states(update, model, where)
     model.load_state_dict({**model.state_dict(), **states.before})
-    return model.double().requires_grad_(False), states, where
+    model.double()
+    assert knowledge.loss is not None
+    if not spans_hold(model, knowledge.loss):
+        raise AttackError(
+            f"{where}: a text's gradient in this network is not that of attention that reads its words once: a block "
+            f"or a weight is used twice, or its inputs are others; {_MATCHING_REMEDY}"
+        )
+    return model.requires_grad_(False), states, where
 
 
 def check_blocks(model: nn.Module, knowledge: Knowledge, where: str) -> TransformerModule:

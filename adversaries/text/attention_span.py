@@ -104,11 +104,7 @@ class AttentionSpan:
 
         It is below 1e-4 if the inputs are complete.
         """
-        if not len(inputs):
-            return 1.0
-        _, singular_values, directions = torch.linalg.svd(self._features(inputs), full_matrices=False)
-        basis = directions[singular_values > _NEGLIGIBLE * singular_values[0]]
-        return float((self.gradient - (self.gradient @ basis.T) @ basis).norm() / self.gradient.norm())
+        return share_outside_span(self.gradient, self._features(inputs))
 
     def to_float32(self) -> AttentionSpan:
         """Convert what distances are computed with to float32."""
@@ -118,6 +114,16 @@ class AttentionSpan:
     def _features(self, inputs: Tensor) -> Tensor:
         """Return what the span contains of `... dim` inputs."""
         return inputs if self.projection is None else inputs @ self.projection.T
+
+
+def share_outside_span(gradient: Tensor, inputs: Tensor) -> float:
+    """Return the share of the gradient's norm, `row dim`, outside of the span of `input dim` inputs; 0 of none."""
+    if not len(inputs):
+        return 1.0
+    _, singular_values, directions = torch.linalg.svd(inputs, full_matrices=False)
+    basis = directions[singular_values > _NEGLIGIBLE * singular_values[0]]
+    outside = (gradient - (gradient @ basis.T) @ basis).norm()
+    return float(outside / gradient.norm().clamp_min(torch.finfo(gradient.dtype).tiny))
 
 
 def attention_weight_names(model: TransformerModule, block: int) -> list[str]:

@@ -22,6 +22,7 @@ from adversaries.text.decoder_search import DecoderSearch
 from adversaries.text.encoder_search import EncoderSearch
 from adversaries.text.lamp import Lamp
 from adversaries.text.texts import EmbeddingRows, TextInvertingGradients
+from adversaries.text.tiger import Tiger
 from adversaries.text.token_gradients import TokenGradients
 from fedsim.base import text_metrics
 from fedsim.base.errors import AttackError, ConfigError, TranscriptError
@@ -239,6 +240,62 @@ def test_an_update_with_noise_is_refused(run: Any) -> None:
 def test_a_model_whose_blocks_say_nothing_is_refused(run: Any, network: Any, message: str) -> None:
     with pytest.raises(AttackError, match=f"^round 1, client 5: {message}"):
         run(make_update(network), known(network))
+
+
+@dataclasses.dataclass(frozen=True)
+class Shared:
+    """A network that uses a part of itself twice."""
+
+    base: Any
+    share: Callable[[Any], None]
+
+    def build(self, task: Task) -> nn.Module:
+        model = self.base.build(task)
+        self.share(model)
+        return model  # type: ignore[no-any-return]
+
+
+def _share_block(model: Any) -> None:
+    model.blocks[1] = model.blocks[0]
+
+
+def _share_weight(model: Any) -> None:
+    model.blocks[1].attention.value.weight = model.blocks[0].attention.value.weight
+
+
+def _share_attention_with_the_last(model: Any) -> None:
+    model.blocks[-1].attention = model.blocks[0].attention
+
+
+def _share_embedding(model: Any) -> None:
+    model.linear = nn.Linear(*reversed(model.embedding.weight.shape))
+    model.linear.weight = model.embedding.weight
+
+
+def _apply_twice(model: Any) -> None:
+    block = type(model.blocks[0])
+    twice = {"forward": lambda self, states, mask: block.forward(self, block.forward(self, states, mask), mask)}
+    model.blocks[0].__class__ = type("Twice", (block,), twice)
+
+
+@NETWORKS
+@pytest.mark.parametrize(
+    "share", [_share_block, _share_weight, _share_attention_with_the_last, _share_embedding, _apply_twice]
+)
+def test_a_network_that_uses_a_part_twice_is_refused_in_one_sentence(run: Any, network: Any, share: Any) -> None:
+    shared = Shared(network, share)
+    for attack in (Dager(), Tiger()):
+        with pytest.raises(AttackError, match="a block or a weight is used twice, or its inputs are others") as caught:
+            run(make_update(shared), known(shared), attack)
+        assert "\n" not in str(caught.value)
+
+
+def test_what_does_not_change_the_spans_may_be_shared(run: Any) -> None:
+    def share_norms(model: Any) -> None:
+        model.blocks[1].norm1, model.blocks[2].perceptron = model.blocks[0].norm1, model.blocks[0].perceptron
+
+    shared = Shared(DECODER, share_norms)
+    assert held(run(make_update(shared), known(shared))) == EXACT
 
 
 def test_another_vocabulary_is_refused(run: Any) -> None:
