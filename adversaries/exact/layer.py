@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from adversaries.exact.mixture import InputMixture
 from fedsim.base.errors import AttackError, KnowledgeError
 from fedsim.base.randomness import generator
 from fedsim.interfaces.attack import Knowledge, warn
@@ -125,11 +126,6 @@ def read_first_layer(update: Update, knowledge: Knowledge, *, relu: bool = True)
             f"{problem.where}: the model uses the bias of the first linear layer '{name}' elsewhere, too, so that its "
             f"change does not tell the scale of each input; {_REMEDY}"
         )
-    if relu and not is_rectified(problem.model, name, probes):
-        raise AttackError(
-            f"{problem.where}: no ReLU directly follows the first linear layer '{name}', whose "
-            "zeros tell the inputs apart; choose 'cocktail-party', which needs none"
-        )
     # Read how it changed.
     weight_index, bias_index = problem.parameter_names.index(weight), problem.parameter_names.index(bias)
     direction = problem.direction
@@ -157,7 +153,22 @@ def read_first_layer(update: Update, knowledge: Knowledge, *, relu: bool = True)
         bias=bias_change,
         endpoints=tuple(ends),
     )
-    return _remove_weight_decay(layer)
+    layer = _remove_weight_decay(layer)
+    if relu and not is_rectified(problem.model, name, probes):
+        raise AttackError(
+            f"{problem.where}: no ReLU directly follows the first linear layer '{name}', whose "
+            f"zeros tell the inputs apart; {_suggest_without_relu(layer)}"
+        )
+    return layer
+
+
+def _suggest_without_relu(layer: FirstLayer) -> str:
+    """Return what to do where no ReLU follows the layer; behind BatchNorm the bias does not move either."""
+    try:
+        InputMixture.from_update(layer.weight, layer.bias, layer.problem.num_examples, "", exact=False)
+    except AttackError:
+        return _REMEDY
+    return "choose 'cocktail-party' without refine, which needs none"
 
 
 def _remove_weight_decay(layer: FirstLayer) -> FirstLayer:

@@ -119,9 +119,8 @@ def _run(
     check_installed(config)
     attacked = config.adversary.when != "never" and bool(config.attack)
     if attacked:
-        audit = Audit(
-            folder=folder, spec=config, experiment=folder.build_experiment(resolve(config)), base_folder=folder.path
-        )
+        experiment = folder.build_experiment(resolve(config))
+        audit = Audit(folder=folder, spec=config, experiment=experiment, base_folder=folder.path, awaits_run=True)
         audit.check()
         audit.log_refusals()  # now, because training may take hours
     with folder.hold_lock(), log_to_file(folder.log):

@@ -68,6 +68,7 @@ from fedsim.interfaces.attack import Knowledge
 from fedsim.plugins.code_hashes import hash_plugin_code
 from fedsim.plugins.inline import is_object
 from fedsim.recording.header import RECORDING_FOLDER
+from fedsim.recording.recording_folder import find_round_paths
 from fedsim.recording.transcript import Transcript
 from fedsim.recording.updates_in_messages import check_source, record_updates
 
@@ -86,6 +87,7 @@ class Audit:
         base_folder: folder of the attack file; `module:callable` and truth files are found there.
         trust: import code that the run folder names by `module:callable`.
         command: the command that makes these findings again; each finding keeps it.
+        awaits_run: the federation is still to run, so what lies in the folder may be of another run.
     """
 
     folder: OpenRun
@@ -94,6 +96,12 @@ class Audit:
     base_folder: Path
     trust: bool = False
     command: str = "fedsim attack RUN"
+    awaits_run: bool = False
+
+    @property
+    def has_messages(self) -> bool:
+        """Return whether messages of this federation are recorded; a run that failed early leaves none."""
+        return not self.awaits_run and bool(find_round_paths(self.folder.transcript))
 
     @property
     def config(self) -> Config | None:

@@ -72,7 +72,7 @@ def _check_observations(audit: Audit, attack: Attack) -> None:
     role = audit.spec.adversary.role
     shows_sums_alone = role.reads_messages and not role.colluders and audit.case.shows_sums_alone
     # How many others take part is known as soon as a round is recorded.
-    if who not in ("server", "feature-party") and audit.folder.transcript.is_dir():
+    if who not in ("server", "feature-party") and audit.has_messages:
         shows_sums_alone = shows_sums(audit.transcript)
     if shows_sums_alone and not attack.accepted_observations & {GROUP, GROUPS}:
         raise KnowledgeError(f"{attack.title} does not apply: {explain_group_refusal(attack, who)}")

@@ -281,7 +281,11 @@ def load_object(reference: str, folder: Path | None = None) -> Any:
         module = importlib.import_module(module_name)
         loaded = getattr(module, attribute)
     except (Exception, SystemExit) as error:
-        raise PluginError(f"'{reference}' does not load: {one_line(error_reason(error))}") from error
+        reason = one_line(error_reason(error))
+        missing = module_name.partition(".")[0]
+        if isinstance(error, ModuleNotFoundError) and error.name == missing:
+            reason += f"; put '{missing}' into {search_folder}, or name its folder in PYTHONPATH"
+        raise PluginError(f"'{reference}' does not load: {reason}") from error
     _check_not_shadowed(reference, module, Path(search_folder))
     return loaded
 

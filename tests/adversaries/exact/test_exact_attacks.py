@@ -405,8 +405,14 @@ def test_the_cocktail_party_separates_behind_any_activation(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("new", "count", "how", "sentence"),
     [
-        (lambda: mlp(nn.Sigmoid()), 5, {}, "no ReLU directly follows the first linear layer '1'"),
-        (lambda: mlp(nn.BatchNorm1d(200), nn.ReLU()), 5, {}, "no ReLU directly follows the first linear layer '1'"),
+        (lambda: mlp(nn.Sigmoid()), 5, {}, "no ReLU directly follows the first linear layer '1'.* 'cocktail-party'"),
+        # BatchNorm takes the bias away, so that 'cocktail-party' would be refused as well.
+        (
+            lambda: mlp(nn.BatchNorm1d(200), nn.ReLU()),
+            5,
+            {},
+            "no ReLU directly follows the first linear layer '1'.* choose an attack that matches gradients",
+        ),
         (lambda: mlp(bias=False), 5, {}, "the first linear layer '1' has no bias that is trained"),
         (
             lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(72, 10)),

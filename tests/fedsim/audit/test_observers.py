@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedsim.api.runs import Run
-from fedsim.audit.audit import make_audit
+from fedsim.audit.audit import Audit, make_audit
 from fedsim.audit.evaluation.foreign_recording import ForeignRecording
 from fedsim.audit.observers import observe_run
 from fedsim.base.errors import ConfigError, KnowledgeError
@@ -125,6 +125,23 @@ def test_an_eavesdropper_under_secure_aggregation_gets_what_models_show(tmp_path
 def test_attacks_on_single_clients_are_refused_where_sums_are_seen(run: OpenRun) -> None:
     with pytest.raises(KnowledgeError, match="models show others than the server the sum over all clients"):
         attack(run, "linkability", who=[0])
+
+
+def test_before_a_run_nothing_is_read_of_the_one_that_it_replaces(run: OpenRun, tmp_path: Path) -> None:
+    # Of four clients, two see the sum of the others; of the three to come, they see the update of the third.
+    config = make_tiny_config(
+        federation={"clients": 3},
+        adversary={"who": [0, 1], "victims": "all", "rounds": "all"},
+        attack=[{"name": "linkability"}],
+    )
+    settings = {"spec": config, "experiment": run.build_experiment(config), "base_folder": run.path}
+    with pytest.raises(KnowledgeError, match="linkability does not apply"):
+        Audit(folder=run, **settings).check()
+    Audit(folder=run, awaits_run=True, **settings).check()
+    # A run that failed in its first round left an empty recording.
+    empty = OpenRun(tmp_path / "empty")
+    empty.transcript.mkdir(parents=True)
+    Audit(folder=empty, **settings).check()
 
 
 def test_a_server_with_momentum_is_refused_before_any_attack(tmp_path: Path) -> None:

@@ -148,7 +148,9 @@ def test_an_object_beside_the_file_is_found_by_module_and_name(tmp_path: Path) -
     assert registry.load_object("networks_of_a_stranger:build", tmp_path)() == "net"
     with pytest.raises(PluginError, match="'networks_of_a_stranger:biuld' does not load: AttributeError"):
         registry.load_object("networks_of_a_stranger:biuld", tmp_path)
-    with pytest.raises(PluginError, match="'nowhere:x' does not load: ModuleNotFoundError"):
+    with pytest.raises(
+        PluginError, match=f"'nowhere:x' does not load: ModuleNotFoundError.*; put 'nowhere' into {tmp_path}"
+    ):
         registry.load_object("nowhere:x", tmp_path)
 
 
