@@ -44,7 +44,7 @@ What fedsim builds on. Docstrings cite a paper by its key, as in `[Zhu2019], Sec
 papers that its run used.
 """
 WRITTEN = "<!-- Written by `python docs/paper_pages.py`; words are in {}.md.j2, figures in fedsim/api/reproduce. -->\n"
-HEAD = """# Published figures beside ours
+HEAD = """# Reproduction of published figures
 
 Each page has a paper's tables and figures, as far as data at hand allow for them: what it prints, what we got, the
 difference, and a verdict by a tolerance that was written down with the paper's figures. **Met** means the paper's up

@@ -59,7 +59,7 @@ def balanced_accuracy(guess: Tensor, truth: Tensor) -> float:
 
 
 def tables(rows: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """Return a table for each case: means, and what they are beside imputation, paired by client."""
+    """Return a table for each case: means, and the differences to imputation, paired by client."""
     found = {}
     for (case,), of_case in group_rows(rows, "case").items():
         values = {}
@@ -73,6 +73,6 @@ def tables(rows: Sequence[Mapping[str, str]]) -> dict[str, str]:
                 gain = {who: value - imputed[who] for who, value in own.items()}
                 line += [format_mean(own), format_mean(gain)]
             lines.append(line)
-        head = [title for name in METRICS.values() for title in (name, "beside imputation")]
+        head = [title for name in METRICS.values() for title in (name, "relative to imputation")]
         found[case] = markdown_table(["", *head], lines)
     return found

@@ -114,7 +114,7 @@ def tables(rows: Sequence[Mapping[str, str]]) -> dict[str, str]:
         head = [data, "clients", "exact (95 % interval)", "certified", "dB", "`cocktail-party`, dB", "refined, dB"]
         of_data = sorted((cell for cell in cells if cell.split()[0] == data), key=cell_order)
         found[data] = markdown_table(head, [cell_line(cell, rows) for cell in of_data])
-        head = [f"{data} base", "exact", "floor", "has a twin in public data", "median dB", "worst client, dB"]
+        head = [f"{data} base", "exact", "floor", "also in public data", "median dB", "worst client, dB"]
         found[f"{data} base"] = markdown_table(head, attack_lines(f"{data} base", rows))
     return found
 
