@@ -50,6 +50,9 @@ from fedsim.training.settings import LocalTraining
 
 _EXAMPLES, _BATCH_SIZE, _ROUNDS, _DELTA = 6, 3, 3, 1e-5
 _MANY_ROUNDS = 100
+_DRAWS = 8
+_LEAST_NOISE = 0.9
+"""Share of the noise of the first round that has to be left in each; the draws are the same."""
 
 
 def is_a_defense(subject: CheckedPlugin) -> None:
@@ -195,6 +198,37 @@ def guarantee_is_valid(subject: CheckedPlugin) -> None:
             "something; compose it over participation.rounds, or let of_client choose the noise by that number",
         )
     expect(defense.promise != NO_GUARANTEE, "it has a guarantee, but says of itself that it has none; set 'promise'")
+
+
+def noise_holds_in_any_round(subject: CheckedPlugin) -> None:
+    """Its noise is no smaller in a late round than in an early one, if it promises something.
+
+    A guarantee is told in how many rounds a client took part, not in which: one that is sampled may have been in late
+    ones alone.
+    """
+    defense = _build_defense(subject)
+    if not (overrides(defense, "guarantee") or overrides(defense, "compose_guarantees")):
+        raise DoesNotApply("it promises nothing")
+    for hook_case in _overridden_hooks(defense):
+        early, late = (_measure_spread(defense, hook_case.hook, number) for number in (0, _MANY_ROUNDS - 1))
+        expect(
+            late >= _LEAST_NOISE * early,
+            f"{hook_case.hook} draws {late / early if early else 0:.2g} times the noise of round 1 in round "
+            f"{_MANY_ROUNDS}, where a client may take part for the first time, and its guarantee is told the number of "
+            "rounds alone; count the client's rounds in context.memory",
+        )
+
+
+def _measure_spread(defense: Defense, hook: str, number: int) -> float:
+    """Return how far a hook's draws spread its results of zeros, after `number` rounds without the client."""
+    results = []
+    for seed in range(_DRAWS):
+        (hook_case,) = (case for case in _overridden_hooks(defense, number) if case.hook == hook)
+        result = hook_case.apply(_zero_state(), generator("draws", seed))
+        results.append(torch.cat([tensor.flatten().double() for tensor in result.values()]))
+    if len({len(result) for result in results}) > 1:  # as of batches of a random size
+        return 0.0
+    return float(torch.stack(results).std(0).square().mean().sqrt())
 
 
 def _draws_anew(defense: Defense) -> bool:
@@ -371,6 +405,7 @@ CHECKS = (
     sampling_is_poisson_or_none,
     keeps_state_in_memory_only,
     guarantee_is_valid,
+    noise_holds_in_any_round,
     adversary_view_is_valid,
     message_noise_is_valid,
     adversary_batch_is_valid,

@@ -512,6 +512,31 @@ class ProvesOneRound(Defense):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Cools(ProvesOneRound):
+    """Add less noise from round to round of the federation."""
+
+    def count_rounds(self, context: LocalContext) -> int:
+        return context.round
+
+    def on_update(self, update: Any, context: LocalContext) -> Any:
+        scale = 0.9 ** self.count_rounds(context)
+        return {name: t + scale * torch.randn(t.shape, generator=context.rng) for name, t in update.items()}
+
+    def guarantee(self, participation: Participation, delta: float) -> Guarantee:
+        epsilon = sum(0.9**-number for number in range(participation.rounds))
+        return Guarantee(epsilon=epsilon, delta=delta, neighbours="any", accountant="none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoolsByItsOwnRounds(Cools):
+    """Add less noise from round to round of the client."""
+
+    def count_rounds(self, context: LocalContext) -> int:
+        context.memory["rounds"] = context.memory.get("rounds", torch.zeros(1)) + 1
+        return int(context.memory["rounds"])
+
+
+@dataclass(frozen=True, kw_only=True)
 class KeepsToATotal(ProvesOneRound):
     """Add noise that follows from an epsilon of all rounds together."""
 
@@ -959,6 +984,13 @@ BROKEN: list[tuple[Check, registry.Group, type, dict[str, Any], str]] = [
     ),
     (defenses.guarantee_is_valid, "defenses", PromisesLess, {}, "epsilon falls"),
     (defenses.guarantee_is_valid, "defenses", ProvesOneRound, {}, "epsilon = 0.97 for 10 rounds as for 20, and draws"),
+    (
+        defenses.noise_holds_in_any_round,
+        "defenses",
+        Cools,
+        {},
+        "times the noise of round 1 in round 100, where a client",
+    ),
     (defenses.mixing_is_declared, "defenses", MixesInSilence, {}, "makes an example of 2 records; set mixes = True"),
     (defenses.adversary_batch_is_valid, "defenses", Mixes, {}, "expected the shapes that it was given"),
     (defenses.adversary_batch_is_valid, "defenses", MixesLabelsTwice, {}, "labels that are not probabilities"),
@@ -1064,6 +1096,7 @@ def test_a_defense_may_act_where_most_do_not_and_promise_what_it_does_not_draw(
         assert check_class(defenses.has_an_effect, "defenses", cls).verdict == "passed"
     for cls in (ProvesItsSilence, KeepsToATotal):
         assert check_class(defenses.guarantee_is_valid, "defenses", cls).verdict == "passed"
+    assert check_class(defenses.noise_holds_in_any_round, "defenses", CoolsByItsOwnRounds).verdict == "passed"
 
 
 def test_one_cause_is_told_once(check_class: Callable[..., CheckResult], tmp_path: Path) -> None:
