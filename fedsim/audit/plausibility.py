@@ -11,6 +11,7 @@ from fedsim.audit.stated_model import check_constants, check_outputs, describe_s
 from fedsim.audit.stated_records import check_record_names, find_private_names
 from fedsim.base.errors import ConfigError, TranscriptError
 from fedsim.interfaces.knowledge import Knowledge
+from fedsim.recording.following_models import describe_misread_round
 from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import Update
 from fedsim.training.settings import known_steps
@@ -30,6 +31,8 @@ def check_fit(transcript: Transcript, knowledge: Knowledge) -> None:
     updates = _first_updates(transcript)
     check_record_names(transcript)
     warn_of_replies(updates)
+    if misreading := describe_misread_round(transcript, updates[0].round):
+        log.warning("%s", misreading)
     if transcript.message_format.controls and not transcript.message_format.defended:
         check_control_distance(transcript, knowledge, updates)
     if knowledge.model is None:

@@ -31,6 +31,7 @@ from fedsim.base.task import Loss
 from fedsim.federation.config import PUBLIC_KEY
 from fedsim.interfaces.findings import Finding, LabelDistribution, Reconstruction
 from fedsim.interfaces.knowledge import FACTS, config_keys
+from fedsim.recording.following_models import describe_misread_round
 from fedsim.recording.wire_format import State
 from fedsim.training.loop import local_gradient, local_update
 from fedsim.training.settings import LocalTraining
@@ -132,6 +133,7 @@ def find_complaint(finding: Finding, about: FindingMetadata, context: Evaluation
     victim = str(about["victim"])
     if not context.case.is_described_by_file or victim not in context.case.files:
         return ""
+    _doubt_round(about, context)
     try:
         truth = context.case.truth(int(victim), None, group_members(about))
         message = read_attacked_update(about, context)
@@ -171,6 +173,18 @@ def find_complaint(finding: Finding, about: FindingMetadata, context: Evaluation
     if not context.case.is_defended:
         raise_doubt("%s; findings are scored, but %s", sentence, remedy)
     return ""
+
+
+def _doubt_round(about: FindingMetadata, context: EvaluationContext) -> None:
+    """Raise a doubt where the models that the server sent later contradict the attacked messages."""
+    if "attacker" in about:  # who sees the models alone
+        return
+    reasons: dict[int, str] = context.cached_values.setdefault("misread rounds", {})
+    number = first_round(about)
+    if number not in reasons:
+        reasons[number] = describe_misread_round(context.transcript, number)
+    if reasons[number]:
+        raise_doubt(reasons[number])
 
 
 def _describe_lacking_members(truth: Truth, about: FindingMetadata, context: EvaluationContext) -> str:

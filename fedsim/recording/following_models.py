@@ -1,0 +1,165 @@
+"""Hold the replies of a round against the models that the server sent after it.
+
+A server averages what clients reply, so the next model tells whether w_t and the replies are read as they were meant.
+Where they are not, attacks find nothing, and the clients look safe. Server optimisers move the model by other lengths
+and in other metrics, but never against what all clients did.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedsim.base.errors import FedsimError
+from fedsim.recording.transcript import Transcript
+from fedsim.recording.wire_format import State
+
+_MAX_REPLIES = 16
+"""Most replies of a round that are read; so many of all tell the direction."""
+_AGAINST = -0.5
+"""Cosine of two moves up to which they point in opposite directions."""
+_EQUAL, _OTHER = 1e-2, 0.1
+"""Distance from a mean move, in its lengths, up to which a model is the aggregate, and from which on it is not."""
+_ROUNDING = 1e-6
+"""Length of a move, relative to the model's, up to which rounding may make it."""
+_Move = Mapping[str, Tensor]
+
+
+def describe_misread_round(transcript: Transcript, number: int) -> str:
+    """Say what speaks against w_t or the replies of a round as they are read; empty where nothing does.
+
+    Args:
+        transcript: of a recording made elsewhere, in the format that its attack file states.
+        number: the round.
+    """
+    try:
+        round_moves = _read_moves(transcript, number)
+        if round_moves is None:
+            return ""
+        after, later = (_read_broadcast(transcript, number + distance) for distance in (1, 2))
+    except FedsimError:  # whoever needs them says so
+        return ""
+    reason = round_moves.describe_early_mean()
+    if not reason and after is not None:
+        reason = round_moves.describe_following(after, later)
+    return f"round {number}: {reason}" if reason else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RoundMoves:
+    """Moves of the replies of a round, in float64.
+
+    Attributes:
+        before: w_t.
+        means: mean of the moves, with equal weights and by N; of gradients, the negative mean.
+        longest: length of the longest move.
+        are_weights: whether clients sent weights or deltas, all of which were read.
+    """
+
+    before: State
+    means: Sequence[_Move]
+    longest: float
+    are_weights: bool
+
+    def describe_early_mean(self) -> str:
+        """Say that w_t is the mean of the replies, so that it was written after the aggregation."""
+        if not self.are_weights or min(map(_length, self.means)) > _EQUAL * self.longest:
+            return ""
+        return (
+            "what is recorded as sent is the mean of what clients answered to it, as where it is written after the "
+            "server aggregated, so that each move is read from the wrong model; write it when it is sent"
+        )
+
+    def describe_following(self, after: State, later: State | None) -> str:
+        """Say how the model after the round, or the one after that, contradicts the replies."""
+        step = self._move_to(after)
+        if not _length(step):
+            return (
+                "the next round begins with the same model, though clients moved; where the server aggregates, what is "
+                "recorded as sent is not what was sent, and moves are read from the wrong model"
+            )
+        if max(_cosine(step, mean) for mean in self.means) <= _AGAINST:
+            return (
+                "the next model went the opposite way of the replies as they are read; see that [app] replies says "
+                "what clients send: a delta w_T - w_t, or a gradient, which the server subtracts"
+            )
+        if later is None or not self.are_weights:
+            return ""
+        distances = [
+            min(_length(_subtract(self._move_to(model), mean)) / _length(mean) for mean in self.means)
+            for model in (after, later)
+        ]
+        if distances[0] >= _OTHER and distances[1] <= _EQUAL:
+            return (
+                "the mean of the replies is the model that was sent two rounds later, not in the next, so that what is "
+                "recorded as sent is a round old and moves are read from the wrong model; write it when it is sent"
+            )
+        return ""
+
+    def _move_to(self, model: State) -> _Move:
+        return {name: model[name].double() - self.before[name].double() for name in self.means[0] if name in model}
+
+
+def _read_moves(transcript: Transcript, number: int) -> _RoundMoves | None:
+    """Read the moves of a round; None where clients were sent several models, or moved by more than the replies say."""
+    header = transcript.header(number)
+    if len(header.broadcasts) != 1 or transcript.adds_known_terms(number):
+        return None
+    updates = [transcript.update(number, client) for client in transcript.clients(number)[:_MAX_REPLIES]]
+    if not updates:
+        return None
+    before = updates[0].before
+    names = [name for name, tensor in before.items() if tensor.is_floating_point()]
+    for update in updates:
+        gradients = update.pseudo_gradient
+        names = [name for name in names if name in gradients and gradients[name].shape == before[name].shape]
+    moves = [{name: -update.pseudo_gradient[name].double() for name in names} for update in updates]
+    weights = [[1.0] * len(updates), [float(update.num_examples) for update in updates]]
+    means = [_mean(moves, of_replies) for of_replies in weights if sum(of_replies)]
+    lengths = [_length(move) for move in moves]
+    scale = _length({name: before[name].double() for name in names})
+    if not all(map(math.isfinite, lengths)) or max(lengths) <= _ROUNDING * scale:  # nobody trained, say
+        return None
+    is_whole = len(updates) == len(header.replies) > 1 and not header.failures
+    return _RoundMoves(
+        before=before,
+        means=means,
+        longest=max(lengths),
+        are_weights=is_whole and all(update.gradient is None for update in updates),
+    )
+
+
+def _read_broadcast(transcript: Transcript, number: int) -> State | None:
+    """Return the model that all clients were sent in a round; None where it is not recorded, or there were several."""
+    if number not in transcript.rounds:
+        return None
+    header = transcript.header(number)
+    if len(header.broadcasts) != 1 or not header.replies:
+        return None
+    return transcript.update(number, header.replies[0].client).before
+
+
+def _mean(moves: Sequence[_Move], weights: Sequence[float]) -> _Move:
+    mean = {}
+    for name in moves[0]:
+        weighted = [weight * move[name] for weight, move in zip(weights, moves, strict=True)]
+        mean[name] = torch.stack(weighted).sum(0) / sum(weights)
+    return mean
+
+
+def _subtract(first: _Move, second: _Move) -> _Move:
+    return {name: tensor - second[name] for name, tensor in first.items()}
+
+
+def _cosine(first: _Move, second: _Move) -> float:
+    lengths = _length(first) * _length(second)
+    product = sum(float((tensor * second[name]).sum()) for name, tensor in first.items())
+    return product / lengths if lengths else 0.0
+
+
+def _length(move: _Move) -> float:
+    return math.sqrt(sum(float(tensor.square().sum()) for tensor in move.values()))
