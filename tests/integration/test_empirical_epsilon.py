@@ -12,7 +12,12 @@ import torch
 import fedsim
 from clients.defenses.dp_sgd import DpSgd
 from clients.defenses.update_noise import UpdateNoise
-from fedsim.audit.evaluation.empirical_epsilon import EpsilonComparison, read_epsilons
+from fedsim.audit.evaluation.empirical_epsilon import (
+    EpsilonComparison,
+    _list_rounds,
+    _shadow_scores,
+    read_epsilons,
+)
 from fedsim.base.errors import ConfigError, RunError
 from fedsim.federation.run_folder import RunFolder
 from fedsim.interfaces.attack import Paper
@@ -23,6 +28,7 @@ from fedsim.privacy.ceilings import compute_composed_epsilon
 from fedsim.privacy.central import CentralPrivacy
 from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import State
+from fedsim.training.canaries import CANARY_VALUE, Canaries
 from strategies.central_privacy import CentrallyPrivate
 from strategies.round_noise import RoundNoise
 from tests.support.experiments import make_tiny_config
@@ -346,3 +352,25 @@ def test_canaries_that_can_measure_nothing_are_refused_before_work(
     with pytest.raises(ConfigError, match=why):
         fedsim.run(tables(*defenses, canaries={"count": count}), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SilentLater(UpdateNoise):
+    """Add its noise in the first round of the federation alone."""
+
+    def on_update(self, update: Any, context: LocalContext) -> Any:
+        return super().on_update(update, context) if context.round == 1 else update
+
+
+def test_canaries_pass_the_rounds_in_which_the_client_sent() -> None:
+    canaries, zeros = Canaries(seed=0, client=0, count=8), {"w": torch.zeros(5)}
+    ledger = [
+        {"round": number, "client": client, "defense": "noise", "counts": int(number != 2)}
+        for number in (1, 2, 3)
+        for client in (0, 1)
+    ]
+    assert _list_rounds(ledger, "noise", 0) == [1, 3]
+    defense = SilentLater(clip=1000.0, noise_multiplier=1.0)
+    late = _shadow_scores(defense, "noise", canaries, zeros, [5, 9], 0.0)
+    assert set(late.tolist()) == {0.0, 2 * CANARY_VALUE}, "what was sent in late rounds has no noise"
+    assert len(set(_shadow_scores(defense, "noise", canaries, zeros, [1, 9], 0.0).tolist())) == 8

@@ -245,7 +245,7 @@ def _audit_defense(
     table = experiment.config.canaries
     assert table is not None
     budget = spending_by_client(ledger, label).get(client)
-    rounds = budget.rounds if budget else sum(client in transcript.clients(number) for number in transcript.rounds)
+    rounds = _list_rounds(ledger, label, client) if budget else _list_recorded_rounds(transcript, client)
     canaries = Canaries(seed=experiment.seed, client=client, count=table.count)
     mechanisms = collect_mechanisms(ledger, label, client) or ()
     if audited_hook(defense) == "on_examples":
@@ -258,12 +258,22 @@ def _audit_defense(
     return EpsilonComparison(
         client=client,
         defense=label,
-        rounds=rounds,
+        rounds=len(rounds),
         proved=budget.epsilon if budget else math.inf,
         delta=delta,
         measured=best_lower_bound(scores, canaries.is_included, delta, confidence, mechanisms),
         confidence=table.confidence,
     )
+
+
+def _list_rounds(ledger: Sequence[Row], label: str, client: int) -> list[int]:
+    """Return the rounds in which a client sent, or may have sent."""
+    counted = (row for row in ledger if row["defense"] == label and str(row["counts"]) == "1")
+    return [int(row["round"]) for row in counted if int(row["client"]) == client]
+
+
+def _list_recorded_rounds(transcript: Transcript, client: int) -> list[int]:
+    return [number for number in transcript.rounds if client in transcript.clients(number)]
 
 
 def _audit_server(experiment: Experiment, folder: OpenRun) -> EpsilonComparison:
@@ -352,7 +362,7 @@ def _update_scores(
 
 
 def _shadow_scores(
-    defense: Defense, label: str, canaries: Canaries, zeros: State, rounds: int, left_out: float
+    defense: Defense, label: str, canaries: Canaries, zeros: State, rounds: Sequence[int], left_out: float
 ) -> Tensor:
     """Return `canary`, the score of each canary update that passed through `on_update`.
 
@@ -361,7 +371,7 @@ def _shadow_scores(
     Args:
         label: of the defense in the ledger.
         zeros: in the form of an update.
-        rounds: number of rounds in which the client sent.
+        rounds: those in which the client sent, since a defense may act otherwise in others.
         left_out: the number in an update whose canary is out: 0 where a neighbour's update is left
             out, and the negative of the canary's where it is replaced.
     """
@@ -372,7 +382,7 @@ def _shadow_scores(
 
 
 def _shadow_score(
-    defense: Defense, label: str, canaries: Canaries, zeros: State, rounds: int, canary: int, left_out: float
+    defense: Defense, label: str, canaries: Canaries, zeros: State, rounds: Sequence[int], canary: int, left_out: float
 ) -> float:
     key = canaries.seed, "canary update", canaries.client, label, canary
     # Make an update that is zero but for one number at a random position.
@@ -385,12 +395,12 @@ def _shadow_score(
     # Pass it through the defense each round, and sum what is left of the number.
     memory: dict[str, Tensor] = {}
     total = 0.0
-    for number in range(rounds):
+    for number in rounds:
         context = LocalContext(
-            rng=generator(*key, number),
-            round=number + 1,
+            rng=generator(*key, number - 1),
+            round=number,
             memory=memory,
-            common_key=(*key, "common", number) if defense.draws_in_common else None,
+            common_key=(*key, "common", number - 1) if defense.draws_in_common else None,
         )
         sent = apply_on_update(defense, update, context)
         values = sent.values("delta", zeros) if isinstance(sent, Payload) else sent
