@@ -56,6 +56,8 @@ def check_kinds(finding: Reconstruction | Texts, spec: FindingSpec) -> None:
         spec.expect_below("labels", finding.labels, task.num_classes or task.mask_classes)
         if isinstance(finding, Texts):
             spec.expect_below("tokens", finding.tokens, task.vocabulary)
+    elif spec.knowledge.num_classes:
+        spec.expect_below("labels", finding.labels, spec.knowledge.num_classes)
     shape = task.input_shape if task else spec.knowledge.input_shape
     if shape is not None:
         spec.expect("examples of shape", tuple(claimed_data(finding).shape[1:]), tuple(shape))
@@ -107,6 +109,7 @@ def judge_examples(
         goal=goal,
         cache=shared_measurements(context),
         device=context.knowledge.device,
+        num_classes=context.knowledge.num_classes,
     )
     return Judgement(scores=scores, examples=len(truth.labels))
 

@@ -60,10 +60,11 @@ class LabelDistributionEvaluator(Evaluator[LabelDistribution]):
 
     def form(self, finding: LabelDistribution, spec: FindingSpec) -> None:
         """Check that there is one share for each class of the federation."""
+        classes = spec.knowledge.num_classes  # of shares of more classes, each guess would be bad
         if spec.task is not None:
-            spec.expect(
-                "shares of classes numbering", finding.shares.shape[1], spec.task.num_classes or spec.task.mask_classes
-            )
+            classes = spec.task.num_classes or spec.task.mask_classes
+        if classes:
+            spec.expect("shares of classes numbering", finding.shares.shape[1], classes)
 
     def truth(self, finding: LabelDistribution, about: FindingMetadata, case: Case) -> Truth | None:
         """Return all training data of the victim."""

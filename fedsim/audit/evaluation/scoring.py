@@ -96,6 +96,7 @@ def score_examples(
     goal: Goal = "classes",
     cache: MeasurementCache | None = None,
     device: torch.device = CPU,
+    num_classes: int | None = None,
 ) -> list[Score]:
     """Score a finding against the truth, with what guesses get as floors.
 
@@ -123,6 +124,7 @@ def score_examples(
         cache: measurements of guesses that findings about the same victim share; `public`, `weights`
             and the recording have to be the same for all of them.
         device: on which claims, guesses and public examples are compared with the true ones.
+        num_classes: of the model; None where it is not known.
 
     Raises:
         DataError: the finding and the truth differ in kind or in shape.
@@ -182,7 +184,7 @@ def score_examples(
     elif not labels_granted and true_labels.ndim > 1:
         scores.append(score_targets(claimed_labels, true_labels, goal, public_with_targets, rng))
     elif not (labels_granted or true_labels.is_floating_point()):
-        scores.append(_label_score(claimed_labels, true_labels, public))
+        scores.append(_label_score(claimed_labels, true_labels, public, num_classes))
     return scores
 
 
@@ -422,10 +424,19 @@ def _with_chance_floor(score: Score, chance: Tensor | str) -> Score:
     return replace(score, floor=floor, floor_guess=CHANCE)
 
 
-def _label_score(claimed: Tensor, true: Tensor, public: PublicExamples | None) -> Score:
-    classes = int(max(claimed.max(), true.max(), public.labels.max() if public else 0)) + 1
-    guesses = {"every class as often": uniform_guess_accuracy(true, classes)}
+def _label_score(claimed: Tensor, true: Tensor, public: PublicExamples | None, num_classes: int | None) -> Score:
+    """Score labels; without public examples and the number of classes there is no guess.
+
+    The largest claimed label says nothing of it: one wild claim would make each guess bad.
+    """
+    value, guesses = label_accuracy(claimed, true), dict[str, float]()
+    known_labels = true if public is None else torch.cat([true, public.labels])
+    if num_classes is not None or public is not None:
+        classes = max(num_classes or 0, int(known_labels.max()) + 1)
+        guesses["every class as often"] = uniform_guess_accuracy(true, classes)
     if public is not None:
         frequencies = public.labels.bincount(minlength=classes) / len(public.labels)
         guesses["public class frequencies"] = frequency_guess_accuracy(true, frequencies)
-    return Score.against_guesses("label_accuracy", label_accuracy(claimed, true), guesses)
+    if not guesses:
+        return Score(metric="label_accuracy", value=value, ceiling=1.0)
+    return Score.against_guesses("label_accuracy", value, guesses)

@@ -15,7 +15,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from fedsim.audit.evaluation.evaluator import FindingSpec
 from fedsim.audit.evaluation.example_metrics import Ssim, _reach
+from fedsim.audit.evaluation.examples import check_kinds
+from fedsim.audit.evaluation.label_distributions import LabelDistributionEvaluator
 from fedsim.audit.evaluation.score import Score
 from fedsim.audit.evaluation.scoring import (
     frequency_guess_accuracy,
@@ -28,7 +31,8 @@ from fedsim.audit.finding_files import load_finding, save_finding
 from fedsim.base import metrics
 from fedsim.base.errors import AttackError, DataError, TranscriptError
 from fedsim.base.randomness import generator
-from fedsim.interfaces.findings import Reconstruction, Texts
+from fedsim.interfaces.findings import LabelDistribution, Reconstruction, Texts
+from fedsim.interfaces.knowledge import Knowledge
 from fedsim.interfaces.modality import PublicExamples
 
 
@@ -154,7 +158,7 @@ def test_labels_that_are_wrong_lower_no_floor() -> None:
 
 
 def test_without_public_data_the_floors_are_noise_and_grey() -> None:
-    scores = judge(Reconstruction(data=images(4, seed=5), labels=LABELS), public=None)
+    scores = judge(Reconstruction(data=images(4, seed=5), labels=LABELS), public=None, num_classes=10)
     assert {s.floor_guess for s in scores.values() if not s.missing} <= {"noise", "mid-grey", "every class as often"}
 
 
@@ -478,3 +482,25 @@ def test_pairs_at_the_very_limit_are_decided_in_double_precision(decibels: float
     expected = torch.zeros(10, 40, dtype=torch.bool)
     expected[:5, :5] = torch.eye(5, dtype=torch.bool)
     assert torch.equal(_reach(claimed, images, decibels), expected)
+
+
+@pytest.mark.parametrize("claimed", [[0, 1, 2, 3], [0, 1, 2, 99]])
+def test_a_wild_label_lowers_no_floor_and_few_true_ones_raise_none(claimed: list[int]) -> None:
+    finding = Reconstruction(data=images(4, seed=5), labels=torch.tensor(claimed))
+    truth = Truth(data=TRUTH.data, labels=torch.arange(4))
+    floors = []
+    for num_classes in (10, None):
+        scores = score_examples(finding, truth, public=None, rng=torch.Generator(), num_classes=num_classes)
+        (item,) = [score for score in scores if score.metric == "label_accuracy"]
+        floors.append(item.floor)
+    assert floors[0] == pytest.approx(0.4)  # 4 of 10 classes are guessed
+    assert math.isnan(floors[1]), "nobody knows how many classes there are to guess"
+
+
+def test_labels_and_shares_beyond_the_known_classes_are_refused() -> None:
+    spec = FindingSpec(where="round 1, client 0", knowledge=Knowledge(num_classes=10))
+    with pytest.raises(AttackError, match="claims labels up to 99, expected at most 9"):
+        check_kinds(Reconstruction(data=images(1), labels=torch.tensor([99])), spec)
+    shares = LabelDistribution(rounds=torch.tensor([1]), shares=torch.full((1, 50), 0.02))
+    with pytest.raises(AttackError, match="claims shares of classes numbering 50, expected 10"):
+        LabelDistributionEvaluator().form(shares, spec)
