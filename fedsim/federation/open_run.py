@@ -8,14 +8,15 @@ import os
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import tomli_w
 
-from fedsim.base.errors import ConfigError, InstallationError, RunError
-from fedsim.base.files import hash_file, remove_leftovers, write_text
+from fedsim.base.errors import ConfigError, FedsimError, InstallationError, RunError
+from fedsim.base.files import remove_leftovers, write_bytes, write_text
 from fedsim.federation import lock
 from fedsim.federation.config import Config
 from fedsim.federation.reading import read_toml
@@ -39,6 +40,13 @@ if TYPE_CHECKING:
     from fedsim.recording.header import Reply
     from fedsim.recording.payloads import State
     from fedsim.recording.transcript import Transcript
+
+
+_VERSIONS_FILE = "versions.json"
+_FIRST_FILES = (
+    MANIFEST_FILE, _VERSIONS_FILE, f".{MANIFEST_FILE}.*.tmp", f".{_VERSIONS_FILE}.*.tmp", ".experiment.toml.*.tmp",
+)  # fmt: skip
+"""Patterns of what is in a run folder before its experiment is; a process killed there leaves nothing to resume."""
 
 
 class OpenRun(RunFolder):
@@ -164,13 +172,13 @@ class OpenRun(RunFolder):
         names = {entry.name for entry in os.scandir(self.path)} - {lock.NAME, LOCK_FILE, self.log.name}
         if not names:
             return
-        if not overwrite:
-            raise ConfigError(
-                f"{self.path}: is not empty; choose another --out, continue with --resume, or pass --overwrite"
-            )
+        was_begun = not self._holds_first_files(names)
+        if was_begun and not overwrite:
+            resume = ", continue with --resume," if self.experiment.is_file() else ""
+            raise ConfigError(f"{self.path}: is not empty; choose another --out{resume} or pass --overwrite")
         if self.path.is_symlink():
             raise RunError(f"{self.path}: is a symbolic link, into which nothing is written; name the folder itself")
-        if self.manifest.contents is None:  # the first file that fedsim writes
+        if was_begun and self.manifest.contents is None:  # the first file that fedsim writes
             raise ConfigError(f"{self.path}: is not a run folder, so --overwrite does not touch it")
         for path in list_files(self.path):
             if not is_run_file(path.relative_to(self.path).as_posix()):
@@ -181,15 +189,30 @@ class OpenRun(RunFolder):
             path = self.path / name
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
+    def _holds_first_files(self, names: Iterable[str]) -> bool:
+        """Return whether these are all files of a run that was killed before its experiment was written."""
+        if not all(any(fnmatchcase(name, pattern) for pattern in _FIRST_FILES) for name in names):
+            return False
+        try:
+            noted = self.manifest.contents
+        except FedsimError:  # of somebody else
+            return False
+        if noted is None:  # it is written before all others
+            return all(name.startswith(f".{MANIFEST_FILE}.") for name in names)
+        return not noted.rounds and noted.files.keys() <= {_VERSIONS_FILE}
+
     def write_experiment(self, config: Config) -> None:
-        """Save the resolved experiment and the versions that run it."""
-        self._write_settings(config)
-        file = self.path / "versions.json"
-        write_text(file, json.dumps(versions(), indent=2) + "\n")
+        """Save the resolved experiment and the versions that run it.
+
+        The experiment is written last, because a folder that holds one can be resumed.
+        """
+        content = (json.dumps(versions(), indent=2) + "\n").encode()
         with self.manifest.edit() as noted:
             noted.seed = config.federation.seed
             noted.settings, noted.code = flat_settings(config), hash_experiment_code(config)
-            noted.files[file.name] = hash_file(file)
+            noted.files[_VERSIONS_FILE] = hashlib.sha256(content).hexdigest()
+        write_bytes(self.path / _VERSIONS_FILE, content)
+        self._write_settings(config)
 
     def read_experiment(self, *, trust: bool = False) -> Config | None:
         """Return the experiment that made this run; None for a recording made elsewhere.

@@ -195,6 +195,41 @@ def test_a_run_interrupted_before_its_first_checkpoint_begins_again(
     assert_same_runs(run_serial(make_tiny_config(), tmp_path / "run", resume=True), whole_runs(make_tiny_config()))
 
 
+@pytest.mark.parametrize("last_write", [1, 2, 3, 4, 5])
+def test_a_run_killed_before_its_first_round_is_begun_again_or_resumed(
+    last_write: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole_runs: WholeRuns
+) -> None:
+    """The same command, or `--resume` where there is an experiment, does all; nothing has to be overwritten."""
+    writes: list[Path] = []
+    real = Path.replace
+
+    def replace_until_killed(path: Path, target: Path) -> Path:
+        writes.append(target)
+        if len(writes) == last_write:
+            shutil.copyfile(path, path.with_name(path.name.replace("tmp", "left.tmp")))  # a kill removes no such file
+            raise Killed
+        return real(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", replace_until_killed)
+        with pytest.raises(Killed):
+            run_serial(make_tiny_config(), tmp_path / "run")
+    has_begun = (tmp_path / "run" / "experiment.toml").is_file()
+    assert has_begun == (last_write == 5)
+    again = run_serial(make_tiny_config(), tmp_path / "run", resume=has_begun)
+    assert_same_runs(again, whole_runs(make_tiny_config()))
+    assert compare_with_manifest(again).differences == []
+    assert not list(again.path.rglob("*.tmp"))
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "versions.json", ".manifest.json.mine"])
+def test_somebody_elses_file_is_not_taken_for_a_run_that_was_never_begun(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(ConfigError, match="is not empty; choose another --out or pass --overwrite"):
+        run_serial(make_tiny_config(), tmp_path)
+    assert (tmp_path / name).read_text() == "{}"
+
+
 def test_resuming_a_finished_run_changes_nothing(finished_run: OpenRun, tmp_path: Path) -> None:
     folder = finished_run
     before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
