@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedsim.base.errors import ConfigError, RunError
-from fedsim.base.files import write_bytes
+from fedsim.base.files import write_bytes, write_remedy
 from fedsim.base.progress import track
 from fedsim.exposure.of_clients import COLUMNS, MeasureSchedule
 from fedsim.federation.build import Experiment
@@ -59,7 +59,9 @@ def write_exposure(
         rows = list(_write_rows(folder / TABLE, measured))
         return rows, list(_draw_states(folder, experiment, rows))
     except OSError as error:
-        raise RunError(f"{folder}: cannot be written ({error.strerror}); make room or choose another --out") from error
+        raise RunError(
+            f"{folder}: cannot be written ({error.strerror}); {write_remedy(error)} or choose another --out"
+        ) from error
 
 
 def _write_rows(path: Path, parts: Iterable[Iterable[dict[str, Any]]]) -> Iterator[dict[str, Any]]:

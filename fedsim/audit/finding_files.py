@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedsim.base.errors import AttackError, RunError, TranscriptError
-from fedsim.base.files import check_readable, parse_json, replace_atomically
+from fedsim.base.files import check_readable, parse_json, replace_atomically, write_remedy
 from fedsim.interfaces.findings import Finding
 from fedsim.plugins import registry
 
@@ -56,7 +56,7 @@ def save_finding(finding: Finding, path: Path, about: Mapping[str, object]) -> N
             metadata = {"about": json.dumps(facts, sort_keys=True)}
             save_file(tensors, temporary, metadata=metadata)
     except (OSError, SafetensorError) as error:
-        raise RunError(f"{path}: cannot be written ({error}); make room and attack again") from error
+        raise RunError(f"{path}: cannot be written ({error}); {write_remedy(error)} and attack again") from error
 
 
 _UNREADABLE = (

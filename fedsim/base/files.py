@@ -96,13 +96,25 @@ def write_bytes(path: Path, content: bytes) -> None:
         temporary.write_bytes(content)
 
 
+def write_remedy(error: Exception) -> str:
+    """Say what to do so that a file can be written that could not be, as the middle of a sentence.
+
+    >>> write_remedy(FileNotFoundError(errno.ENOENT, "No such file or directory"))
+    'put its folder back'
+    """
+    number = getattr(error, "errno", None)  # safetensors' own errors have none
+    if number in (errno.ENOENT, errno.ENOTDIR):  # removed or renamed meanwhile
+        return "put its folder back"
+    return "fix its permissions" if number in (errno.EACCES, errno.EPERM, errno.EROFS) else "make room"
+
+
 @contextmanager
 def _replace_file(path: Path) -> Iterator[Path]:
     try:
         with replace_atomically(path) as temporary:
             yield temporary
     except OSError as error:
-        raise RunError(f"{path}: cannot be written ({error.strerror}); make room and try again") from error
+        raise RunError(f"{path}: cannot be written ({error.strerror}); {write_remedy(error)} and try again") from error
 
 
 def append_text(path: Path, text: str) -> None:

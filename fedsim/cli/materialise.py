@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from fedsim.base.errors import ConfigError, RunError, join_first
+from fedsim.base.files import write_remedy
 from fedsim.cli.options import DataDir, Key, RunPath, Trust, console, number_of
 
 _MAX_LISTED = 10
@@ -53,7 +54,9 @@ def materialise(
                 try:
                     transcript.write_out(number, path, set(clients) if clients else None)
                 except OSError as error:
-                    raise RunError(f"{path}: cannot be written ({error.strerror}); make room and try again") from error
+                    raise RunError(
+                        f"{path}: cannot be written ({error.strerror}); {write_remedy(error)} and try again"
+                    ) from error
             after = transcript.count_left_out(number)
             written += before - after
             left += after

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedsim.base.errors import RunError
-from fedsim.base.files import replace_atomically
+from fedsim.base.files import replace_atomically, write_remedy
 from fedsim.base.progress import track
 from fedsim.base.randomness import generator, seed_globals, use_one_thread
 from fedsim.federation.build import Experiment
@@ -114,7 +114,7 @@ class _CentralTraining:
                     metadata={"epoch": str(epoch)},
                 )
         except (OSError, SafetensorError) as error:
-            raise RunError(f"{path}: cannot be written ({error}); make room and train again") from error
+            raise RunError(f"{path}: cannot be written ({error}); {write_remedy(error)} and train again") from error
 
     def resume(self, path: Path, before: int) -> int:
         """Restore what `save` wrote; return its epoch, or -1 if none is earlier than `before`."""

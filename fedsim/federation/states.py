@@ -18,7 +18,7 @@ from safetensors.torch import load, save_file
 from torch import Tensor
 
 from fedsim.base.errors import ConfigError, RunError
-from fedsim.base.files import parse_json, replace_atomically
+from fedsim.base.files import parse_json, replace_atomically, write_remedy
 from fedsim.recording.manifest import MANIFEST_FILE, ManifestFile
 from fedsim.recording.wire_format import State, non_finite_names
 
@@ -91,7 +91,7 @@ class TrainingStates:
             if (run / MANIFEST_FILE).is_file():
                 ManifestFile(run).note(self.folder / MANIFEST)
         except (OSError, SafetensorError) as error:
-            raise RunError(f"{path}: cannot be written ({error}); make room and train again") from error
+            raise RunError(f"{path}: cannot be written ({error}); {write_remedy(error)} and train again") from error
 
 
 def read_state(path: Path, like: State, model: str, withheld: Collection[str] = ()) -> dict[str, Tensor]:

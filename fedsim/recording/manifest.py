@@ -24,7 +24,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from fedsim.base.errors import ConfigError, RunError
-from fedsim.base.files import check_no_link, hash_file, parse_json, replace_atomically
+from fedsim.base.files import check_no_link, hash_file, parse_json, replace_atomically, write_remedy
 from fedsim.recording.sealed import read_seal
 from fedsim.recording.seals import check_seal, seal_text, signing_key
 
@@ -237,7 +237,9 @@ class ManifestFile:
             with replace_atomically(self.path, durable=durable) as temporary:
                 temporary.write_bytes(content)
         except OSError as error:
-            raise RunError(f"{self.path}: cannot be written ({error.strerror}); make room and try again") from error
+            raise RunError(
+                f"{self.path}: cannot be written ({error.strerror}); {write_remedy(error)} and try again"
+            ) from error
         self._last_read, self._is_current = (content, manifest), True
 
 
@@ -289,7 +291,7 @@ def _lock(folder: Path) -> Iterator[None]:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as error:
-        raise RunError(f"{path}: cannot be written ({error.strerror}); make room and try again") from error
+        raise RunError(f"{path}: cannot be written ({error.strerror}); {write_remedy(error)} and try again") from error
     try:
         # If the file system has no locks, `fedsim.federation.lock` has warned of it.
         with suppress(OSError):

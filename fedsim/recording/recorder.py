@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 from fedsim.base.errors import RunError, TranscriptError
-from fedsim.base.files import check_no_link, remove_leftovers, replace_atomically
+from fedsim.base.files import check_no_link, remove_leftovers, replace_atomically, write_remedy
 from fedsim.recording.header import RECORDING_FOLDER, ROUND_FILE
 from fedsim.recording.manifest import ManifestFile
 from fedsim.recording.round_file import RoundFile
@@ -148,7 +148,7 @@ class Recorder:
         except OSError as error:
             raise RunError(
                 f"{path}: cannot be written ({error.strerror}); "
-                "the rounds before it are kept, make room and resume the run"
+                f"the rounds before it are kept, {write_remedy(error)} and resume the run"
             ) from error
 
 

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from fedsim.base.errors import RunError
-from fedsim.base.files import check_readable, parse_json, replace_atomically
+from fedsim.base.files import check_readable, parse_json, replace_atomically, write_remedy
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -46,7 +46,7 @@ def write_sealed_file(
         with replace_atomically(path, durable=durable) as temporary:
             save_file(arrays, temporary, metadata={"fedsim": json.dumps({"header": text, "sha256": digest})})
     except (OSError, SafetensorError) as error:
-        raise RunError(f"{path}: cannot be written ({error}); make room and resume the run") from error
+        raise RunError(f"{path}: cannot be written ({error}); {write_remedy(error)} and resume the run") from error
     return digest
 
 

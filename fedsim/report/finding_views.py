@@ -25,7 +25,7 @@ from fedsim.audit.evaluation.scoring import claimed_data
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.audit.finding_files import load_claim
 from fedsim.base.errors import FedsimError, RunError, error_reason, one_line
-from fedsim.base.files import write_bytes
+from fedsim.base.files import write_bytes, write_remedy
 from fedsim.base.progress import track
 from fedsim.data import Dataset
 from fedsim.federation.run_folder import RunFolder
@@ -141,7 +141,9 @@ def read_findings(
             metric = main_metric(str(about["plugin"]))
             views.append(_view_finding(finding, about, path.with_suffix(".png"), viewer, metric))
         except OSError as error:
-            raise RunError(f"{path.parent}: cannot be written ({error.strerror}); make room and try again") from error
+            raise RunError(
+                f"{path.parent}: cannot be written ({error.strerror}); {write_remedy(error)} and try again"
+            ) from error
         except Exception as error:  # whatever a stranger's finding does to those who draw it
             is_sentence = isinstance(error, FedsimError)
             failures.append(f"{name} is left out: {error if is_sentence else one_line(error_reason(error))}")

@@ -18,6 +18,7 @@ from typing import Any
 
 from fedsim.audit.variants import name_variants
 from fedsim.base.errors import ConfigError, RunError
+from fedsim.base.files import write_remedy
 from fedsim.federation.config import AttackFile
 from fedsim.federation.run_folder import RunFolder, read_exposures, read_metrics
 from fedsim.report.attack_traits import read_scores
@@ -66,7 +67,7 @@ def write_events(folder: RunFolder) -> None:
                     writer.add_scalar(tag, value, number)
     except OSError as error:
         raise RunError(
-            f"{folder.tensorboard}: cannot be written ({error.strerror}); make room and try again"
+            f"{folder.tensorboard}: cannot be written ({error.strerror}); {write_remedy(error)} and try again"
         ) from error
 
 

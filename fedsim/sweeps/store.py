@@ -23,7 +23,7 @@ from pydantic import TypeAdapter
 
 from fedsim.base.content_hashes import cached_file_hash
 from fedsim.base.errors import FedsimError, RunError, first_line
-from fedsim.base.files import parse_json, write_bytes, write_text
+from fedsim.base.files import parse_json, write_bytes, write_remedy, write_text
 from fedsim.federation import lock
 from fedsim.federation.config import Config
 from fedsim.federation.open_run import OpenRun
@@ -244,7 +244,9 @@ def prepare_cell(entry: StoreEntry, config: Config, federation: StoreEntry) -> N
         with entry.folder.manifest.edit() as changed:
             changed.name = run_name(target)
     except OSError as error:
-        raise RunError(f"{target}: cannot be written ({error.strerror}); make room and try again") from error
+        raise RunError(
+            f"{target}: cannot be written ({error.strerror}); {write_remedy(error)} and try again"
+        ) from error
     entry.folder.note_experiment(config)
 
 

@@ -198,14 +198,16 @@ def _connection(address: str | None, actors: int | None, where: str) -> Iterator
     with ExitStack() as cleanup:
         try:
             folder = None if address else cleanup.enter_context(temporary_folder(_place_of_sockets()))
-            _connect(address, actors, f"{where}.address", folder)
+            try:
+                _connect(address, actors, f"{where}.address", folder)
+            except SystemExit as error:  # by Ray's own handler of SIGTERM, which would exit without cleaning up
+                raise KeyboardInterrupt from error
+            cleanup.enter_context(sigterm_as_interrupt())
             if address:
                 _compare_hosts()
             else:
                 cleanup.enter_context(_session_watchdog())
-            # Ray's own handler of SIGTERM would exit at once, without cleaning up.
-            with sigterm_as_interrupt():
-                yield
+            yield
         except FedsimError:
             raise
         except (RuntimeError, ConnectionError, ValueError, ray.exceptions.RayError) as error:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +14,8 @@ from pathlib import Path
 import pytest
 
 import fedsim.base.files
-from fedsim.base.files import read_all, temporary_folder, write_parts
+from fedsim.base.errors import RunError
+from fedsim.base.files import read_all, temporary_folder, write_parts, write_text
 
 HOLDS = """
 import time
@@ -76,3 +79,35 @@ def test_parts_are_written_whole_in_their_order_however_little_the_system_takes(
         assert memory == b"first"
         with pytest.raises(OSError, match="shorter"):
             read_all(file, memoryview(bytearray(5)), len(b"".join(parts)))
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOSPC, "make room"),
+        (errno.EDQUOT, "make room"),
+        (errno.EACCES, "fix its permissions"),
+        (errno.EROFS, "fix its permissions"),
+        (errno.ENOENT, "put its folder back"),
+    ],
+)
+def test_the_remedy_of_a_file_that_cannot_be_written_fits_the_reason(
+    number: int, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fedsim.base.files.os, "open", refuse)
+        with pytest.raises(RunError, match=rf"report\.html: cannot be written \(.*\); {remedy} and try again"):
+            write_text(tmp_path / "report.html", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_was_removed_meanwhile_is_asked_back(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    write_text(folder / "report.html", "")
+    shutil.rmtree(folder)
+    with pytest.raises(RunError, match="put its folder back and try again"):
+        write_text(folder / "report.html", "")
