@@ -169,7 +169,13 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'fedsim' has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
+    try:
+        value = getattr(import_module(_HOMES[name]), name)
+    except ImportError:
+        from fedsim.plugins.registry import check_installation
+
+        check_installation()  # an app may have a module that is called as one of fedsim's packages
+        raise
     globals()[name] = value
     return value
 

@@ -219,9 +219,8 @@ def record_request(request: AppRequest, folder: OpenRun, *, overwrite: bool) -> 
     with folder.hold_lock(), log_to_file(folder.log):
         folder.prepare(resume=False, overwrite=overwrite)
         _write_description(request, folder, is_complete=False)
-        job = AppJob(
-            app=request.app, run_config=request.run_config, file=request.file, recording=folder.path / "transcript"
-        )
+        recording = folder.path.resolve() / "transcript"  # the app may change the working folder
+        job = AppJob(app=request.app, run_config=request.run_config, file=request.file, recording=recording)
         for _, error in run_in_processes([job], 1, app_runner, (), lambda *progress: None):
             if isinstance(error, AttackCrash):  # of the process, not of an attack
                 raise RunError(f"{request.app.folder}: the app's process failed: {error}") from error

@@ -115,6 +115,9 @@ def run_app_here(job: AppJob) -> None:
     seed, where = job.file.federation.seed, job.app.folder
     with use_one_thread(), _forbid_simulation(where), order_legacy_clients():
         _seed_process(seed)
+        # Before the folder of the app is searched first, which may have modules called as packages of fedsim.
+        for part in ("mod", "recorded-run"):
+            load_app_part(part)
         server_app, client_app = job.app.load("serverapp"), job.app.load("clientapp")
         watch = ExampleWatch()
         grid = ClientGrid(client_app, job.file, job.run_config, watch)

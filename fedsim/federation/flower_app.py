@@ -85,7 +85,10 @@ class FlowerApp:
         if sys.path[:1] != [folder]:
             sys.path.insert(0, folder)
         reference = self.components[component]
-        loaded = registry.load_object(reference, self.folder)
+        try:
+            loaded = registry.load_object(reference, self.folder, is_app=True)
+        except PluginError as error:
+            raise PluginError(f"{error}{self._describe_import_error(error.__cause__)}") from error
         kind = ServerApp if component == "serverapp" else ClientApp
         if not isinstance(loaded, kind):
             raise PluginError(
@@ -93,6 +96,23 @@ class FlowerApp:
                 f"{kind.__name__} of Flower"
             )
         return loaded
+
+    def _describe_import_error(self, error: BaseException | None) -> str:
+        """Say how to help where a module of the app is not the one that was found; empty where that is not known."""
+        if not isinstance(error, ImportError) or not error.name:
+            return ""
+        package = error.name.partition(".")[0]
+        if package in registry.COMPANION_PACKAGES and _has_module(self.folder, package):
+            return (
+                f"; the app has a module '{package}', and so has fedsim, so that one hides the other: rename the app's"
+            )
+        for folder in sorted(self.folder.glob("*/")):
+            if package not in sys.modules and _has_module(folder, package):
+                return (
+                    f"; '{package}' is in {folder}, where `flwr run` finds it only if the app is installed: "
+                    f"`pip install -e {self.folder}`, or add that folder to PYTHONPATH"
+                )
+        return ""
 
 
 def read_app(folder: Path, *, trust: bool = False) -> FlowerApp:
@@ -143,6 +163,11 @@ def read_app(folder: Path, *, trust: bool = False) -> FlowerApp:
             )
     project = _find_table(tables, "project") or {}
     return FlowerApp(folder=folder, name=str(project.get("name") or folder.name), components=components, config=flat)
+
+
+def _has_module(folder: Path, name: str) -> bool:
+    """Tell whether a folder holds a module or a package of this name."""
+    return (folder / f"{name}.py").is_file() or (folder / name / "__init__.py").is_file()
 
 
 def _is_hidden(path: Path) -> bool:

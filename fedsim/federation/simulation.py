@@ -163,6 +163,7 @@ def load_app_part(name: str) -> Any:
     try:
         return entries[0].load()
     except ImportError as error:
+        registry.check_installation()  # an app may have a module that is called as one of fedsim's packages
         raise InstallationError(
             f"a federation needs Flower ({error}); pip install 'fedsim-curious[federation]'"
         ) from error

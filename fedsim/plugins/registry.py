@@ -7,6 +7,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import chdir, nullcontext
 from functools import cache
 from importlib.metadata import Distribution, EntryPoint, entry_points
 from importlib.util import find_spec
@@ -80,7 +81,8 @@ def check_installation() -> None:
         if not is_ours:
             raise InstallationError(
                 f"'{package}' resolves to {file}, not to this copy of fedsim ({home}); a folder or distribution "
-                "of that name shadows it; run from another folder or use a separate environment"
+                "of that name shadows it; rename it where it is the module of an app, or run from another folder or "
+                "in a separate environment"
             )
 
 
@@ -261,12 +263,14 @@ def _load_entry_point(group: Group, name: str) -> Any:
         ) from error
 
 
-def load_object(reference: str, folder: Path | None = None) -> Any:
+def load_object(reference: str, folder: Path | None = None, *, is_app: bool = False) -> Any:
     """Return the object at `module:attribute`.
 
     Args:
         reference: `module:attribute`.
         folder: a folder in which the module may be; by default the working folder.
+        is_app: whether it is a whole app, which may change the working folder for what it does next. Other code may
+            not, because runs have relative paths.
 
     Raises:
         PluginError: the module does not import or has no such attribute.
@@ -278,7 +282,8 @@ def load_object(reference: str, folder: Path | None = None) -> Any:
     if search_folder not in sys.path:
         sys.path.append(search_folder)
     try:
-        module = importlib.import_module(module_name)
+        with nullcontext() if is_app else chdir(Path.cwd()):
+            module = importlib.import_module(module_name)
         loaded = getattr(module, attribute)
     except (Exception, SystemExit) as error:
         reason = one_line(error_reason(error))

@@ -84,6 +84,15 @@ def test_an_app_is_run_recorded_attacked_and_scored(tmp_path: Path, call: Call) 
     assert (other.returncode, "run it again with `fedsim run --app`" in other.stderr) == (2, True)
 
 
+def test_an_app_that_changes_the_working_folder_is_recorded_where_it_was_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    app = write_app(Path("app"), small_server=f"import os\nos.makedirs('data')\nos.chdir('data')\n{SERVER}")
+    assert len(run(app, Path("run"))) == 3
+    assert not any((tmp_path / "data").iterdir())
+
+
 def test_the_recording_changes_no_byte_and_the_seed_all(tmp_path: Path) -> None:
     app = write_app(tmp_path / "app")
     first, again = (run(app, tmp_path / name, run_config__evaluate=0.5) for name in "ab")

@@ -21,6 +21,8 @@ from fedsim.federation.engines.engine import Engine, FederationJob
 
 log = logging.getLogger(__name__)
 _SERVER, _FIRST_NODE = 1, 2
+_CLIENT_ERROR = 2
+"""Code of the errors of clients."""
 
 
 class InProcessGrid(Grid):
@@ -93,11 +95,21 @@ class InProcessGrid(Grid):
         return message_id
 
     def answer_message(self, message: Message) -> Message:
-        """Return the reply of the node that a message is for; an error reply where that fails."""
+        """Return the reply of the node that a message is for; an error reply where that fails.
+
+        Some of Flower's mods, such as `LocalDpMod`, address their errors to the client itself. Over a network no
+        server would get these.
+        """
+        node = message.metadata.dst_node_id
         try:
-            return self._app(message, self._contexts[message.metadata.dst_node_id])
+            reply = self._app(message, self._contexts[node])
+            is_misaddressed = reply.metadata.src_node_id != node
         except (Exception, SystemExit) as error:
-            return Message(Error(code=2, reason=error_reason(error)), reply_to=message)
+            return Message(Error(code=_CLIENT_ERROR, reason=error_reason(error)), reply_to=message)
+        if not is_misaddressed:
+            return reply
+        reason = reply.error.reason if reply.has_error() else None
+        return Message(Error(_CLIENT_ERROR, reason or "its reply answers no message of the server"), reply_to=message)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return the replies with these message ids, and forget them."""
