@@ -6,14 +6,21 @@ import logging
 import math
 from collections.abc import Sequence
 
-from fedsim.audit.reply_warnings import MAX_CLIENTS, warn_of_replies, warn_of_still_layers, warn_of_update_ranks
+from fedsim.audit.reply_warnings import (
+    MAX_CLIENTS,
+    warn_of_other_shapes,
+    warn_of_repeated_replies,
+    warn_of_replies,
+    warn_of_still_layers,
+    warn_of_update_ranks,
+)
 from fedsim.audit.stated_model import check_constants, check_outputs, describe_shape_mismatch
-from fedsim.audit.stated_records import check_record_names, find_private_names
+from fedsim.audit.stated_records import check_record_names, find_private_names, shared_shapes
 from fedsim.base.errors import ConfigError, TranscriptError
 from fedsim.interfaces.knowledge import Knowledge
 from fedsim.recording.following_models import describe_misread_round
 from fedsim.recording.transcript import Transcript
-from fedsim.recording.wire_format import Update
+from fedsim.recording.wire_format import Update, propose_format
 from fedsim.training.settings import known_steps
 
 _DISTANCE_TOLERANCE = 0.05
@@ -33,6 +40,8 @@ def check_fit(transcript: Transcript, knowledge: Knowledge) -> None:
     warn_of_replies(updates)
     if misreading := describe_misread_round(transcript, updates[0].round):
         log.warning("%s", misreading)
+    warn_of_other_shapes(updates)
+    warn_of_repeated_replies(transcript)
     if transcript.message_format.controls and not transcript.message_format.defended:
         check_control_distance(transcript, knowledge, updates)
     if knowledge.model is None:
@@ -42,10 +51,13 @@ def check_fit(transcript: Transcript, knowledge: Knowledge) -> None:
     check_constants(network, knowledge.model, updates[0].before, private_names)
     mismatch = describe_shape_mismatch(network, updates[0].before, private_names)
     if mismatch:
+        remedy = propose_format(updates[0].before, shared_shapes(network, private_names)[::-1]) or (
+            "give the model of that federation, or say what the messages mean with [app] prefix, record, frozen or "
+            "private"
+        )
         raise ConfigError(
             f"adversary.knowledge.model: does not fit round {updates[0].round} of client "
-            f"{updates[0].client}: {mismatch}; give the model of that federation, or say what the "
-            "messages mean with [app] prefix, record, frozen or private"
+            f"{updates[0].client}: {mismatch}; {remedy}"
         )
     warn_of_still_layers(network, updates, private_names)
     if knowledge.input_shape is not None and knowledge.value_range is not None:

@@ -15,6 +15,7 @@ from fedsim.audit.stated_records import shared_shapes
 from fedsim.base.errors import TranscriptError, join_first
 from fedsim.base.randomness import generator
 from fedsim.interfaces.knowledge import Knowledge
+from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import State, Update, match_any_names
 from fedsim.training.first_layer import find_first_layer, measure_rank
 from fedsim.training.model_state import sendable_shapes
@@ -23,6 +24,8 @@ log = logging.getLogger(__name__)
 
 MAX_CLIENTS = 16
 """Most clients whose first updates are compared with the model and with each other."""
+_MAX_REPEAT_ROUNDS = 50
+"""Most rounds in which replies are looked for that a client has sent before."""
 _MAX_RANKS = 4
 """Most updates whose rank is computed."""
 _LEAST_RESEMBLANCE = 0.5
@@ -73,6 +76,48 @@ def warn_of_replies(updates: Sequence[Update]) -> None:
             )
             return
     _warn_of_other_models(updates)
+
+
+def warn_of_repeated_replies(transcript: Transcript) -> None:
+    """Warn where a client answers another model with the bytes of its earlier reply, which is no update of that."""
+    earlier: dict[tuple[int, str], tuple[int, str]] = {}
+    repeats = list[tuple[int, int, int]]()
+    for number in transcript.rounds[:_MAX_REPEAT_ROUNDS]:
+        with suppress(TranscriptError):  # a damaged round is reported when it is attacked
+            header = transcript.header(number)
+            for reply in header.replies:
+                broadcast = header.broadcasts[reply.broadcast]
+                first_round, first_broadcast = earlier.setdefault((reply.client, reply.sha256), (number, broadcast))
+                if first_broadcast != broadcast:
+                    repeats.append((number, reply.client, first_round))
+    if not repeats:
+        return
+    number, client, first_round = repeats[0]
+    log.warning(
+        "round %d, client %d: its reply is byte for byte that of round %d, and it was sent another model: it answers "
+        "with what it trained before, so that w_t - w_T is no update (%d such in the first %d rounds); attack earlier "
+        "rounds or others",
+        *(number, client, first_round, len(repeats), len(transcript.rounds[:_MAX_REPEAT_ROUNDS])),
+    )
+
+
+def warn_of_other_shapes(updates: Sequence[Update]) -> None:
+    """Warn where clients are sent models of several shapes, as parts of one that fit each device.
+
+    Args:
+        updates: of one round.
+    """
+    shapes = [{name: tensor.shape for name, tensor in update.before.items()} for update in updates]
+    others = [update for update, sent in zip(updates, shapes, strict=True) if sent != shapes[0]]
+    if not others:
+        return
+    log.warning(
+        "round %d: clients are sent models of different shapes, %s another one than client %d; attack each size in a "
+        "file of its own, with its model and adversary.victims",
+        updates[0].round,
+        join_first([f"client {update.client}" for update in others], MAX_NAMES),
+        updates[0].client,
+    )
 
 
 def _warn_of_other_models(updates: Sequence[Update]) -> None:

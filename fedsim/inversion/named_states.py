@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedsim.base.errors import AttackError, TranscriptError, join_first
 from fedsim.recording.payloads import Payload
-from fedsim.recording.wire_format import State, Update, match_any_names, match_names
+from fedsim.recording.wire_format import State, Update, match_any_names, match_names, propose_format
 from fedsim.training.model_state import load_integer_buffers, running_statistics, sendable_shapes
 
 
@@ -142,7 +142,7 @@ def _model_mismatch_error(
         state: the part of the message that is not one of the model.
         orders: names and shapes that would be; the last one has all parameters.
     """
-    shapes = next((names for names in orders if len(names) == len(state)), orders[-1])
+    sent, shapes = state, next((names for names in orders if len(names) == len(state)), orders[-1])
     difference = f"are {len(state)} tensors, the model has {len(shapes)}"
     if all(key.isdigit() for key in state):
         tensors = (state[key] for key in sorted(state, key=int))
@@ -155,9 +155,9 @@ def _model_mismatch_error(
             got = tuple(state[name].shape)
             difference = f"have {name} of shape {got}, the model {tuple(shape)}"
             break
+    remedy = "attack with the model of that federation, or say with [app] names which arrays are the model's"
     return TranscriptError(
-        f"{where}: the recorded {content} {difference}; attack with the model of that federation, or say with [app] "
-        "names which arrays are the model's"
+        f"{where}: the recorded {content} {difference}; {propose_format(sent, orders[::-1]) or remedy}"
     )
 
 

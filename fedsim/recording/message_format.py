@@ -53,8 +53,10 @@ class MessageFormat(BaseModel):
         module: the part of the model whose tensors are sent under names relative to it, such as
             `head`.
         names: the model's names of the tensors in the order in which they are sent, `""` for a
-            tensor that is not in the model; empty leaves the names.
-        shapes: name in the model to shape, for tensors that are sent as plain lists of numbers.
+            tensor that is not in the model; empty leaves the names. Where one vector is sent, it
+            is cut into these tensors, whose `shapes` have to be named.
+        shapes: name in the model to shape, for tensors that are sent as plain lists of numbers, or
+            as one vector.
         transposed: whether weights have their input axis first, as in Flax, Keras and scikit-learn.
         num_examples: N of all clients, or client id to N; replaces the N that clients report.
         outputs: `module:callable` that computes logits from the model's outputs and its inputs, for
@@ -146,7 +148,7 @@ class MessageFormat(BaseModel):
             names = broadcast_names if arrays.keys() <= update.before.keys() else list(arrays)
             if update.before.keys() < arrays.keys():  # clients send more behind the model, such as gradients
                 broadcast_names = names
-            before = self._to_model(update.before, where, broadcast_names, drop_controls=in_one_record)
+            before = self._read_before(update.before, arrays, where, broadcast_names, drop_controls=in_one_record)
             sent = self._to_model(arrays, where, names, drop_controls=in_one_record)
             payload = self._to_payload(sent, before)
             if move is not None:
@@ -256,6 +258,43 @@ class MessageFormat(BaseModel):
         prefix = f"{wanted}/"
         return {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
 
+    def _read_before(
+        self, before: State, sent: State, where: str, sent_names: Sequence[str], *, drop_controls: bool
+    ) -> dict[str, Tensor]:
+        """Return w_t by the names of the model, which it has already where clients alone send one vector."""
+        if self._is_vector(sent) and before.keys() >= set(self.names):
+            return {name: self._transpose(before[name]) for name in self.names}
+        return self._to_model(before, where, sent_names, drop_controls=drop_controls)
+
+    def _is_vector(self, state: State) -> bool:
+        """Return whether one vector holds the several tensors of `names`."""
+        return len(self.names) > 1 and len(state) == 1 and next(iter(state.values())).ndim == 1
+
+    def _cut_vector(self, state: State, where: str) -> dict[str, Tensor]:
+        """Return the tensors of `names`, one after the other in a vector.
+
+        Raises:
+            TranscriptError: the shape of one is not named, or the vector has another length.
+        """
+        ((sent_name, vector),) = state.items()
+        if unknown := [name for name in self.names if name not in self.shapes]:
+            raise TranscriptError(
+                f"{where}: '{sent_name}' is a vector of {vector.numel()} numbers, and [app] names says that it holds "
+                f"{len(self.names)} tensors; name the shape of each in [app] shapes, which has none of '{unknown[0]}'"
+            )
+        sizes = [math.prod(self.shapes[name]) for name in self.names]
+        if sum(sizes) != vector.numel():
+            raise TranscriptError(
+                f"{where}: '{sent_name}' is a vector of {vector.numel()} numbers, and the tensors in [app] names have "
+                f"{sum(sizes)} by [app] shapes; fix one of them"
+            )
+        tensors: dict[str, Tensor] = {}
+        start = 0
+        for name, size in zip(self.names, sizes, strict=True):
+            tensors[name] = self._transpose(self._reshape(name, vector[start : start + size], where))
+            start += size
+        return tensors
+
     def _to_model(
         self, state: State, where: str, sent_names: Sequence[str], *, drop_controls: bool = False
     ) -> dict[str, Tensor]:
@@ -267,6 +306,8 @@ class MessageFormat(BaseModel):
             sent_names: the names of all sent tensors, in the order that `names` refers to.
             drop_controls: whether the control variates are among them.
         """
+        if self._is_vector(state):
+            return self._cut_vector(state, where)
         model_name_of = self._model_names(sent_names, where)
         named_state: dict[str, Tensor] = {}
         for sent_name, tensor in state.items():

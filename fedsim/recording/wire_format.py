@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -171,3 +171,47 @@ def match_any_names(state: State, orders: Iterable[Mapping[str, torch.Size]]) ->
         if named_state is not None:
             return named_state
     return None
+
+
+_MAX_PROPOSED = 8
+"""Most tensors whose names and shapes one sentence proposes."""
+
+
+def propose_format(state: State, orders: Iterable[Mapping[str, torch.Size]]) -> str:
+    """Say what [app] can say of tensors that are not those of a model; empty where nothing is known.
+
+    Args:
+        state: tensors by name.
+        orders: names and shapes of the model's tensors, as `match_any_names` takes them.
+
+    >>> propose_format({"flat": torch.ones(6)}, [{"w": torch.Size([2, 2]), "b": torch.Size([2])}])
+    'it is a vector of as many numbers as the model has; if it holds its tensors in this order, say in [app] names = \
+["w", "b"] and shapes = { "w" = [2, 2], "b" = [2] }'
+    """
+    tensors = list(state.values())
+    for names in orders:
+        proposed = _list_first([f'"{name}"' for name in names])
+        shapes = _list_first([f'"{name}" = {list(shape)}' for name, shape in names.items()])
+        all_names = " with all of them, as model.named_parameters() gives them" if len(names) > _MAX_PROPOSED else ""
+        is_vector = len(names) > 1 and len(tensors) == 1 and tensors[0].ndim == 1
+        if is_vector and tensors[0].numel() == sum(shape.numel() for shape in names.values()):
+            return (
+                "it is a vector of as many numbers as the model has; if it holds its tensors in this order, say in "
+                f"[app] names = [{proposed}] and shapes = {{ {shapes} }}{all_names}"
+            )
+        if names.keys() != state.keys() and list(names.values()) == [tensor.shape for tensor in tensors]:
+            return (
+                "their shapes are those of the model's tensors, and their names are others; if they come in this "
+                f"order, say in [app] names = [{proposed}]{all_names}"
+            )
+    positions = [name for name, tensor in state.items() if not tensor.is_floating_point() and tensor.numel() > 1]
+    if positions and all(tensor.ndim < 2 for tensor in tensors):
+        return (
+            f"'{positions[0]}' holds whole numbers, as the positions of a sparse update, and fedsim reads tensors in "
+            "their full shape; record what the server makes of them (docs/how-to/import-a-recording.md)"
+        )
+    return ""
+
+
+def _list_first(texts: Sequence[str]) -> str:
+    return ", ".join(texts[:_MAX_PROPOSED]) + (", ..." if len(texts) > _MAX_PROPOSED else "")

@@ -105,6 +105,38 @@ def test_a_term_that_follows_from_earlier_rounds_is_told_of(
     assert "hardly like" not in caplog.text
 
 
+def test_a_client_that_answers_with_an_older_model_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Client 0 sends what it sent before, and client 1 trains on the model before; client 2 keeps up."""
+    start = make_model().state_dict()
+    returned = [train(start, client) for client in range(3)]
+    record(tmp_path, 1, start, returned)
+    middle = {name: torch.stack([reply[name] for reply in returned]).mean(0) + 0.01 for name in start}
+    late = {name: tensor.clone() for name, tensor in train(start, 1).items()}
+    late["3.bias"] = late["3.bias"] + 1e-6
+    record(tmp_path, 2, middle, [returned[0], late, train(middle, 2)])
+    scores = score(tmp_path, monkeypatch, 2, **STATED, local_epochs=2)
+    assert "round 2, client 0: its reply is byte for byte that of round 1" in caplog.text
+    assert "(1 such in the first 2 rounds)" in caplog.text
+    assert caplog.text.count("from the w_t of round 1 it gives this one") == 2
+    assert all(set(values) == {2} for values in scores.values())
+
+
+def test_clients_that_are_sent_models_of_other_shapes_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    start = make_model().state_dict()
+    narrow = start | {"1.weight": start["1.weight"][:8].clone(), "1.bias": start["1.bias"][:8].clone()}
+    updates = []
+    for client, before in enumerate((start, narrow, start)):
+        reply = Payload.from_dense({name: tensor + 1e-3 for name, tensor in before.items()}, "weights")
+        updates.append(Update(round=1, client=client, before=before, payload=reply, num_examples=COUNT))
+    Recorder(tmp_path / "run" / "transcript").write(1, updates)
+    score(tmp_path, monkeypatch)
+    assert "models of different shapes, client 1 another one than client 0" in caplog.text
+
+
 def test_a_stated_one_is_no_true(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -58,6 +58,8 @@ _SPREADS = 3
 """How many times farther from a message than from each other two trained anew may be."""
 _LENGTH_TOLERANCE = 0.25
 """Share by which the length of a message may differ from that of one trained anew."""
+_MAX_STALENESS = 3
+"""Most earlier models that a message is compared with, where its own does not give it."""
 _MAX_WORK = 2e9
 """Most examples times parameters that are trained anew for one message."""
 _TRAINING = tuple(name for name in FACTS if name in LocalTraining.__dataclass_fields__)
@@ -162,7 +164,13 @@ def find_complaint(finding: Finding, about: FindingMetadata, context: Evaluation
         "fix [truth], or what [app] and [adversary.knowledge] say of the model, the loss (weights of classes too), "
         f"local training and the order of arrays{_describe_unstated(message, context)}; {_BEYOND_KNOWLEDGE}"
     )
-    if number := _find_explained_round(message, truth, about, context):
+    if number := _find_stale_round(message, truth, about, context):
+        sentence += (
+            f", but from the w_t of round {number} it gives this one: the client answered with what it trained on an "
+            "older model than it was sent, so that w_t - w_T is no update"
+        )
+        remedy = f"attack round {number}, or a client that keeps up"
+    elif number := _find_explained_round(message, truth, about, context):
         sentence += (
             f", but not in round {number}, as where clients add a term that follows from earlier rounds, as FedDyn's, "
             "and attacks read wrong gradients here"
@@ -295,9 +303,13 @@ def _distance(message: AttackedUpdate, truth: Truth, context: EvaluationContext)
 
 
 def _retrain(
-    message: AttackedUpdate, truth: Truth, about: FindingMetadata, context: EvaluationContext
+    message: AttackedUpdate, truth: Truth, about: FindingMetadata, context: EvaluationContext, base: int = 0
 ) -> Retraining | None:
-    """Train on the truth as the attack file and the header state; None where they do not state it all."""
+    """Train on the truth as the attack file and the header state; None where they do not state it all.
+
+    Args:
+        base: the round that `message.update.before` was taken from, where it is not its own.
+    """
     update = message.update
     is_whole = not group_members(about) and len(truth.data) == update.num_examples
     moves_alone = update.gradient_move is None  # no control variate turned the steps
@@ -308,7 +320,7 @@ def _retrain(
     found = list[Retraining]()
     for settings, is_stated in _stated_settings(message, context):
         compute = partial(_compare_retrained, message, truth, settings, is_stated)
-        inputs = update.round, update.client, truth.data, truth.labels, repr(settings)
+        inputs = update.round, base, update.client, truth.data, truth.labels, repr(settings)
         try:
             retraining = shared_measurements(context).find(compute, "truth trained", *inputs)
         except Exception:  # anybody's network and loss
@@ -320,6 +332,23 @@ def _retrain(
         if retraining.fits:
             break
     return min(found, key=lambda one: one.distance - _SPREADS * one.spread) if found else None
+
+
+def _find_stale_round(message: AttackedUpdate, truth: Truth, about: FindingMetadata, context: EvaluationContext) -> int:
+    """Return the latest earlier round from whose w_t training gives what a client answered; 0 for none."""
+    transcript, update = context.transcript, message.update
+    earlier = [number for number in transcript.rounds if number < update.round]
+    for number in reversed(earlier[-_MAX_STALENESS:]):
+        header = transcript.header(number)
+        if not header.replies:
+            continue
+        reply = header.find_reply(update.client) or header.replies[0]
+        before = transcript.update(number, reply.client).before
+        stale = replace(message, update=replace(update, before=before))
+        retraining = _retrain(stale, truth, about, context, base=number)
+        if retraining is not None and retraining.fits:
+            return number
+    return 0
 
 
 def _find_explained_round(

@@ -12,7 +12,7 @@ from fedsim.federation.config import AttackFile
 from fedsim.federation.table_validation import validate_tables
 from fedsim.recording.message_format import MessageFormat
 from fedsim.recording.payloads import Payload, State
-from fedsim.recording.wire_format import Update
+from fedsim.recording.wire_format import Update, propose_format
 
 
 def read(**app: Any) -> MessageFormat:
@@ -55,6 +55,39 @@ def test_only_keys_about_updates_change_how_they_are_read() -> None:
 
 def make_update(before: State, sent: State) -> Update:
     return Update(round=1, client=3, before=before, payload=Payload.from_arrays(sent, before), num_examples=1)
+
+
+def test_one_vector_is_cut_into_the_tensors_that_names_and_shapes_say() -> None:
+    state = {"w": torch.arange(4.0).view(2, 2), "b": torch.tensor([7.0, 8.0])}
+    vector = torch.cat([state["b"], state["w"].flatten()])
+    shapes = {"w": [2, 2], "b": [2]}
+    weights = read(names=["b", "w"], shapes=shapes).read(make_update({"flat": vector}, {"flat": vector + 1}))
+    assert all(torch.equal(weights.before[name], tensor) for name, tensor in state.items())
+    assert all(torch.equal(weights.after[name], tensor + 1) for name, tensor in state.items())
+    # Clients alone send one, of a delta; w_t has the names of the model.
+    delta = read(names=["b", "w"], shapes=shapes, replies="delta").read(make_update(state, {"flat": vector}))
+    assert all(torch.equal(delta.before[name], tensor) for name, tensor in state.items())
+    assert all(torch.equal(delta.after[name], 2 * tensor) for name, tensor in state.items())
+    for app, words in (
+        ({"names": ["b", "w"]}, "'flat' is a vector of 6 numbers.* which has none of 'b'"),
+        ({"names": ["b", "w"], "shapes": shapes | {"w": [2, 3]}}, "6 numbers, and the tensors in .* have 8 by"),
+    ):
+        with pytest.raises(TranscriptError, match=words):
+            read(**app).read(make_update({"flat": vector}, {"flat": vector}))
+
+
+def test_what_does_not_fit_a_model_is_said_how_to_read() -> None:
+    shapes = {"w": torch.Size([2, 2]), "b": torch.Size([2])}
+    flat = propose_format({"flat": torch.ones(6)}, [shapes])
+    assert 'names = ["w", "b"] and shapes = { "w" = [2, 2], "b" = [2] }' in flat
+    named = propose_format({"lora.w": torch.ones(2, 2), "lora.b": torch.ones(2)}, [shapes])
+    assert 'if they come in this order, say in [app] names = ["w", "b"]' in named
+    many = {f"w{number}": torch.Size([2]) for number in range(9)}
+    assert '"w7", ...] and' in propose_format({"flat": torch.ones(18)}, [many])
+    sparse = propose_format({"w.indices": torch.tensor([0, 3]), "w.values": torch.ones(2)}, [shapes])
+    assert "'w.indices' holds whole numbers, as the positions of a sparse update" in sparse
+    assert propose_format({"flat": torch.ones(5)}, [shapes]) == ""
+    assert propose_format({"w": torch.ones(2, 3), "steps": torch.tensor(3)}, [shapes]) == ""
 
 
 def test_integers_in_place_of_real_numbers_are_no_weights() -> None:
