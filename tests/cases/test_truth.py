@@ -390,3 +390,19 @@ def test_doubts_are_kept_with_the_scores_and_stand_beside_the_verdict(
     readings = [reading for reading in score_readings(rows, {}) if reading.verdict and not reading.summary.missing]
     assert "psnr" in {reading.summary.metric for reading in readings}
     assert {reading.remark.partition("; ")[2] for reading in readings} == {"in doubt for 1 finding: it is odd"}
+
+
+@pytest.mark.usefixtures("a_module")
+@pytest.mark.parametrize("extra", [0, 3])
+def test_a_truth_of_more_examples_than_the_message_is_of_is_in_doubt(tmp_path: Path, extra: int) -> None:
+    folder = tmp_path / "more"
+    record_weights(folder)
+    spec = describe_attack(folder, (0, 1))
+    inputs, labels = held_by(0)
+    others = torch.rand((extra, 1, 4, 4), generator=torch.Generator().manual_seed(9))
+    whole = torch.cat([inputs, others]), torch.cat([labels, torch.zeros(extra, dtype=torch.long)])
+    fedsim.write_truth(folder / "truth", lambda client: whole, [0])
+    audit = open_audit(folder / "run", spec, folder)
+    assert audit.run() == []
+    doubts = {row["doubt"] for row in audit.score() if row["metric"] == "psnr"}
+    assert any("truth.0 holds 5 examples and the message is of N = 2" in doubt for doubt in doubts) == bool(extra)

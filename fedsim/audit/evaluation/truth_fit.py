@@ -29,7 +29,7 @@ from fedsim.base.errors import FedsimError, join_first
 from fedsim.base.randomness import use_one_thread
 from fedsim.base.task import Loss
 from fedsim.federation.config import PUBLIC_KEY
-from fedsim.interfaces.findings import Finding, LabelDistribution, Reconstruction
+from fedsim.interfaces.findings import Finding, LabelDistribution, Reconstruction, Representatives, Texts
 from fedsim.interfaces.knowledge import FACTS, config_keys
 from fedsim.recording.following_models import describe_misread_round
 from fedsim.recording.wire_format import State
@@ -145,6 +145,7 @@ def find_complaint(finding: Finding, about: FindingMetadata, context: Evaluation
         return ""
     if complaint := _describe_lacking_members(truth, about, context):
         return complaint
+    _doubt_size(finding, truth, about, context)
     if truth.has_tokens or message is None:
         return ""
     retraining = _retrain(message, truth, about, context)
@@ -197,23 +198,39 @@ def _doubt_round(about: FindingMetadata, context: EvaluationContext) -> None:
 
 def _describe_lacking_members(truth: Truth, about: FindingMetadata, context: EvaluationContext) -> str:
     """Say that the files of a sum hold fewer examples than it is over, so that some members' are not among them."""
-    members = group_members(about)
-    if len(members) < 2:
-        return ""
-    try:
-        reply = context.transcript.header(first_round(about)).find_reply(int(about["victim"]))
-    except FedsimError:
-        return ""
-    if reply is None:
-        return ""
-    count = context.transcript.message_format.num_examples_of(reply.client, reply.num_examples)
-    if count <= len(truth.data) or all(str(member) in context.case.files for member in members):
+    members, count = group_members(about), _read_count(about, context)
+    if len(members) < 2 or count <= len(truth.data) or all(str(member) in context.case.files for member in members):
         return ""  # files of all may hold some of their examples
     return (
         f"the sum over clients {join_first(members, MAX_NAMES)} is over N = {count} examples, and "
         f"truth.{about['victim']} holds {len(truth.data)}; name a file of each of these clients, or one "
         "alone that holds the examples of all"
     )
+
+
+def _doubt_size(finding: Finding, truth: Truth, about: FindingMetadata, context: EvaluationContext) -> None:
+    """Raise a doubt where truth files hold more examples than the message is of, as of a mini-batch.
+
+    No attack can find the others, which count as not found.
+    """
+    if not isinstance(finding, Reconstruction | Texts) or isinstance(finding, Representatives):
+        return
+    count = _read_count(about, context)
+    if finding.claims == "update" and 0 < count < len(truth.data):
+        raise_doubt(
+            "%s, client %s: truth.%s holds %d examples and the message is of N = %d, so that others count as not "
+            "found; name a file of the examples behind the message, or say N with [app] num_examples",
+            *(about["attack"], about["victim"], about["victim"], len(truth.data), count),
+        )
+
+
+def _read_count(about: FindingMetadata, context: EvaluationContext) -> int:
+    """Return N of the attacked message; 0 where it is not known."""
+    try:
+        reply = context.transcript.header(first_round(about)).find_reply(int(about["victim"]))
+    except FedsimError:
+        return 0
+    return 0 if reply is None else context.transcript.message_format.num_examples_of(reply.client, reply.num_examples)
 
 
 def _describe_unrelated(
