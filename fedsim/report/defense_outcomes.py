@@ -244,7 +244,7 @@ def _score_row(row: Row, metric: str, higher: bool) -> dict[str, str]:
     missing = "" if row["value"] else _NOT_COMPUTED if row["metric"] else _FAILED
     numbers = {name: row[name] or "nan" for name in ("value", "floor", "examples")}
     labels = {name: row[name] for name in ("attack", "victim", "round", "repeat", "floor_guess", "ceiling")}
-    rest = {"nearest_public": "nan", "instrument": "", "variant": "", "settings": "{}"}
+    rest = {"nearest_public": "nan", "instrument": "", "variant": "", "settings": "{}", "doubt": row.get("doubt", "")}
     granted = "defenses" if row["knows_defenses"] == "1" else ""
     return {
         **rest,

@@ -242,6 +242,8 @@ def _difference(base: Summary, other: Summary, base_rows: Rows, other_rows: Rows
         remarks.append("its settings differ")
     if base.granted != other.granted:
         remarks.append("its granted facts differ")
+    if verdict:
+        remarks += [f"scores of a run are {item.doubt_text}" for item in (base, other) if item.num_in_doubt]
     return Difference(
         attack=max(base.attack, other.attack, key=len),
         base=base,

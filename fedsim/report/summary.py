@@ -139,6 +139,13 @@ class Summary:
         return f"{self.nearest:.4g}" if math.isfinite(self.nearest) else ""
 
     @property
+    def doubt_text(self) -> str:
+        """Why scores are in doubt, in one clause; `scores.csv` has the whole sentence."""
+        if not self.num_in_doubt:
+            return ""
+        return f"in doubt for {number_of(self.num_in_doubt, 'finding')}: {self.doubt.partition('; ')[0]}"
+
+    @property
     def direction(self) -> str:
         """Direction of more leakage: `higher` or `lower` scores."""
         return "higher" if self.higher_is_better else "lower"

@@ -136,7 +136,7 @@ def judge_summary(item: Summary) -> tuple[str, str]:
     if item.num_missing:
         remark += f"; not computed for {number_of(item.num_missing, 'victim')}: {item.why_missing}"
     if item.num_in_doubt:
-        remark += f"; in doubt for {number_of(item.num_in_doubt, 'finding')}: {item.doubt.partition('; ')[0]}"
+        remark += f"; {item.doubt_text}"
     return verdict, remark
 
 

@@ -19,7 +19,7 @@ from fedsim.recording.reported_accuracy import read_reported_accuracy
 from fedsim.recording.transcript import Transcript
 
 _JOB_COLUMNS = ("attack", "victim", "round", "repeat")
-_COPIED_COLUMNS = ("victim", "round", "repeat", "metric", "floor_guess", "examples")
+_COPIED_COLUMNS = ("victim", "round", "repeat", "metric", "floor_guess", "examples", "doubt")
 _NUMBER_COLUMNS = ("value", "floor", "ceiling")
 _SERVER = AdversaryRole("server")
 

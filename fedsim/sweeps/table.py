@@ -36,7 +36,7 @@ empty where there is no such cell.
 """
 SCORES = (
     "knows_defenses", "baseline", "victim", "round", "repeat", "metric", "value", "floor", "floor_guess",
-    "ceiling", "better", "examples",
+    "ceiling", "better", "examples", "doubt",
     "accuracy", "client_accuracy", "guess", "num_evaluated", "proved_epsilon", "measured_epsilon", "bytes",
     "seconds", "run",
 )  # fmt: skip
@@ -48,7 +48,7 @@ round or `first-last`; `value`, `floor` and `ceiling` are those of the run's `sc
 where there is none; where the attack failed on a victim, or its finding could not be scored,
 `metric` is empty; `floor_guess` names the guess that sets the floor; `better` is `higher` or
 `lower`, from the adversary's point of view; `examples` is the number of examples, records or
-candidates that the score is about; `accuracy`
+candidates that the score is about; `doubt` is why it may say less or more than it seems to; `accuracy`
 is that of the federation's last evaluation, in [0, 1], on `num_evaluated` test examples, of which
 `guess` is the share of the most frequent class; `client_accuracy` is that on the examples which the
 victim holds out; `proved_epsilon` is the smallest epsilon

@@ -294,3 +294,12 @@ def test_who_holds_what_follows_from_data_partition_seed_and_count() -> None:
         == "data.name, partition.alpha differ"
     )
     assert why_not_same_clients(base, None) == "the settings of a recording made elsewhere are not known"
+
+
+def test_a_comparison_says_which_scores_are_in_doubt() -> None:
+    base = rows(dict.fromkeys(range(6), 10.0))
+    doubted = rows(dict.fromkeys(range(6), 12.0), doubt="its claims are in another unit; claim others")
+    assert "in doubt" not in one(base, base).remark
+    assert one(base, doubted).remark.endswith(
+        "scores of a run are in doubt for 6 findings: its claims are in another unit"
+    )
