@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import logging
@@ -46,7 +47,10 @@ def lock_folder(folder: Path, owner: object = None, *, wait: bool = False) -> It
         raise
     except (OSError, ValueError) as error:  # a path may hold a NUL, which is a ValueError
         reason = getattr(error, "strerror", None) or error
-        remedy = "fix its permissions, or copy it elsewhere" if folder.is_dir() else "choose another --out"
+        remedy = "choose another --out"
+        if folder.is_dir():
+            is_full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+            remedy = f"{'make room' if is_full else 'fix its permissions'}, or copy it elsewhere"
         raise RunError(f"{folder}: cannot be written ({reason}); {remedy}") from error
     if descriptor is None:
         yield False

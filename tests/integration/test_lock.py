@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import signal
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 import fedsim
-from fedsim.base.errors import ConfigError
+from fedsim.base.errors import ConfigError, RunError
 from fedsim.federation import lock
 from fedsim.federation.integrity import compare_with_manifest
 from fedsim.federation.open_run import OpenRun
@@ -108,6 +109,15 @@ def test_an_attack_from_within_a_run_is_refused_and_the_run_goes_on(tmp_path: Pa
     made = fedsim.run(make_tiny_config(), tmp_path / "run", progress=attack_meanwhile)
     assert len(refused) == 1
     assert compare_with_manifest(OpenRun(made.path)).differences == []
+
+
+def test_a_full_disk_is_not_blamed_on_permissions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(lock, "_acquire_lock", fail)
+    with pytest.raises(RunError, match=r"No space left on device\); make room, or copy it"), lock.lock_folder(tmp_path):
+        pass
 
 
 def test_what_is_raised_within_stays_what_it_is(tmp_path: Path) -> None:
