@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedsim.base.errors import FedsimError, join_first
-from fedsim.federation.open_run import OpenRun
+
+if TYPE_CHECKING:
+    from fedsim.federation.open_run import OpenRun
 
 _MAX_CLIENTS = 10
 

@@ -47,6 +47,12 @@ def test_help_and_mistakes_do_not_wait_for_torch(tmp_path: Path) -> None:
     assert "did you mean 'clients'" in result.stderr
 
 
+def test_help_waits_for_no_numbers_and_no_table_of_settings() -> None:
+    """They would take as long as the help itself."""
+    watched = WATCHED.replace("('torch', 'flwr')", "('numpy', 'fedsim.federation.config')")
+    assert call("--help", before=watched).stdout.endswith("\n[]\n")
+
+
 def test_no_module_imports_scipy_before_it_is_needed() -> None:
     """Each process of workers, of strangers' attacks and of cells would wait for it."""
     code = [file for folder in PACKAGES for file in (ROOT / folder).rglob("*.py")]
