@@ -10,6 +10,7 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
+from fedsim.base.errors import DataError
 from fedsim.base.randomness import generator
 from fedsim.recording.split_steps import ROWS, select_bottom
 
@@ -40,7 +41,8 @@ def make_feature_party(
     @app.query("rows")
     def answer_rows(message: Message, context: Context) -> Message:
         party = int(context.node_config["partition-id"])
-        ids, _ = load_rows(party)
+        ids, inputs = load_rows(party)
+        _check_columns(party, ids, inputs)
         content = {"arrays": ArrayRecord({ROWS: Array(ids.numpy())}), "metrics": MetricRecord({"partition-id": party})}
         return Message(RecordDict(content), reply_to=message)  # type: ignore[arg-type]
 
@@ -78,3 +80,15 @@ def make_feature_party(
         return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
     return app
+
+
+def _check_columns(party: int, ids: Tensor, inputs: Tensor) -> None:
+    """Raise DataError where not every row has its columns, in finite numbers."""
+    if len(ids) != len(inputs):
+        raise DataError(
+            f"party {party}: holds {len(ids)} ids and the columns of {len(inputs)} rows; return one id for each row"
+        )
+    is_finite = torch.isfinite(inputs).flatten(1).all(1) if inputs.dim() > 1 else torch.isfinite(inputs)
+    if not is_finite.all():
+        row = int(ids[~is_finite][0])
+        raise DataError(f"party {party}: row {row} holds NaN or infinite numbers; fill in what is missing")

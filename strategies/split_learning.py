@@ -159,7 +159,9 @@ class SplitLearning(Strategy):
         parties = {}
         for reply in grid.send_and_receive(messages):
             if reply.has_error():
-                raise RunError(f"node {reply.metadata.src_node_id}: did not say which rows it holds ({reply.error})")
+                raise RunError(
+                    f"node {reply.metadata.src_node_id}: did not say which rows it holds ({reply.error.reason})"
+                )
             party = int(reply.content["metrics"]["partition-id"])  # type: ignore[arg-type]
             self._check_rows(party, reply.content["arrays"][ROWS].numpy())  # type: ignore[union-attr]
             parties[reply.metadata.src_node_id] = party
@@ -200,7 +202,9 @@ class SplitLearning(Strategy):
         for reply in replies:
             party = self._party_of_node[reply.metadata.src_node_id]
             if reply.has_error():
-                raise RunError(f"round {server_round}: party {party} failed ({reply.error}); a step takes all parties")
+                raise RunError(
+                    f"round {server_round}: party {party} failed ({reply.error.reason}); a step takes all parties"
+                )
             arrays = reply.content["arrays"]
             if not np.array_equal(arrays[ROWS].numpy(), self._rows):  # type: ignore[union-attr]
                 raise RunError(

@@ -48,25 +48,43 @@ def read_arrays(content: bytes, *, trust: bool) -> Any:
         TrustError: it is a pickle, or of an unknown format, and `trust` is false.
         Exception: anything that these libraries raise for bytes that hold no arrays.
     """
+    if not content:
+        raise EOFError("it is empty")
     # The first bytes tell the format.
-    file = io.BytesIO(content)
     if content[:6] == b"\x93NUMPY":
-        return np.load(file, allow_pickle=False)
+        return _load_numpy(content)
     if content[:2] == b"PK":
-        members = zipfile.ZipFile(file).infolist()
+        members = zipfile.ZipFile(io.BytesIO(content)).infolist()
         # A few bytes may be packed zeros without end.
         if complaint := memory_complaint(sum(member.file_size for member in members)):
             raise ValueError(f"its arrays {complaint}")
         if any(member.filename.endswith("/data.pkl") for member in members):
-            return torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
-        return dict(np.load(io.BytesIO(content), allow_pickle=False))
+            return _load_torch(content)
+        return _load_numpy(content)
     if content[8:9] == b"{":  # after the length of its header
         return load(content)
     if _begins_with_map(content):
         return msgpack.unpackb(content, ext_hook=_read_flax_value, object_hook=_refuse_chunks, strict_map_key=False)
     if not trust:
         raise TrustError("it is a pickle or bytes of another kind, which are read with --trust alone")
-    return _ArrayUnpickler(file).load()
+    return _ArrayUnpickler(io.BytesIO(content)).load()
+
+
+def _load_numpy(content: bytes) -> Any:
+    try:
+        loaded = np.load(io.BytesIO(content), allow_pickle=False)
+        return loaded if isinstance(loaded, np.ndarray) else dict(loaded)
+    except ValueError as error:
+        if "allow_pickle" not in str(error):
+            raise
+        raise pickle.UnpicklingError("it holds an array of objects, which is a pickle") from error
+
+
+def _load_torch(content: bytes) -> Any:
+    try:
+        return torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+    except pickle.UnpicklingError as error:  # whose text advises to run the code
+        raise pickle.UnpicklingError("it holds more than tensors, such as objects or code, or is damaged") from error
 
 
 def _begins_with_map(content: bytes) -> bool:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -86,7 +87,7 @@ class _RoundFiles:
     config: Mapping[str, object] = field(default_factory=dict)
 
 
-def import_exchange(source: Path, run: Path) -> Transcript:
+def import_exchange(source: Path | str, run: Path | str) -> Transcript:
     """Record what the server of another framework wrote, see this module, in a new run folder.
 
     Clients whose names are no numbers are numbered in the order of their names, from 0 or after the
@@ -103,6 +104,7 @@ def import_exchange(source: Path, run: Path) -> Transcript:
         TrustError: a file is a pickle; nothing in it was run.
         RunError: `run` cannot be written.
     """
+    source, run = Path(source), Path(run)
     rounds = _find_rounds(source)
     id_of = _number_clients(rounds)
     if run.exists() and not run.is_dir():
@@ -319,10 +321,17 @@ def _read_state(path: Path) -> State:
         content = read_arrays(path.read_bytes(), trust=False)
     except OSError as error:
         raise TranscriptError(f"{path}: cannot be read ({error.strerror})") from error
+    except EOFError as error:
+        raise TranscriptError(f"{path}: is empty; write the file again") from error
     except TrustError as error:
         raise TrustError(
             f"{path}: is a pickle, or of a format that is not known; nothing in it was run. "
             "Write arrays with numpy.savez or safetensors"
+        ) from error
+    except pickle.UnpicklingError as error:
+        raise TrustError(
+            f"{path}: is refused, as {error}; nothing in it was run. Write arrays of numbers with numpy.savez or "
+            "safetensors"
         ) from error
     except Exception as error:  # bytes of unknown origin may raise anything
         raise TranscriptError(f"{path}: holds no arrays that can be read ({first_line(error)})") from error

@@ -203,11 +203,14 @@ def _parse_learner(learner: Mapping[str, Any], where: str) -> TreeModel:
             f"{where}: num_parallel_tree is {parallel}, expected 1; forests of trees that are made side by side are "
             "not read"
         )
+    # Before trees are read: a leaf of several targets is a vector, in arrays of other lengths.
+    stated_score = str(parameters["base_score"]).strip("[]")
+    if "," in stated_score or int(parameters.get("num_target", 1)) > 1:
+        raise TranscriptError(
+            f"{where}: its trees predict several targets, and one is expected; have clients train a model of each"
+        )
     num_features = int(parameters["num_feature"])
     trees = [_parse_tree(tree, num_features, where) for tree in booster["model"]["trees"]]
-    stated_score = str(parameters["base_score"]).strip("[]")
-    if "," in stated_score:
-        raise TranscriptError(f"{where}: its trees predict several targets, and one is expected")
     base_score = float(stated_score)
     if objective == LOGISTIC and not 0 < base_score < 1:
         raise TranscriptError(

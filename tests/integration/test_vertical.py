@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import fedsim
 from clients.feature_party import make_feature_party
-from fedsim.base.errors import AttackError, DataError, KnowledgeError, TranscriptError
+from fedsim.base.errors import AttackError, DataError, KnowledgeError, RunError, TranscriptError
 from fedsim.base.randomness import generator, seed_globals
 from fedsim.federation.engines.serial import InProcessGrid
 from fedsim.recording.payloads import Payload
@@ -229,9 +229,25 @@ def test_attacks_that_do_not_fit_are_refused(run: Path) -> None:
 def test_rows_that_do_not_align_are_refused(spoil: Any, sentence: str, tmp_path: Path) -> None:
     def load(party: int) -> tuple[Tensor, Tensor]:
         ids, inputs = load_rows(party)
-        return (spoil(ids), inputs) if party else (ids, inputs)
+        return (spoil(ids), inputs[:1].expand(len(spoil(ids)), -1)) if party else (ids, inputs)
 
     with pytest.raises(DataError, match=sentence):
+        train(tmp_path, load=load)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (lambda inputs: inputs[1:], "party 1: holds 300 ids and the columns of 299 rows; return one id for each row"),
+        (lambda inputs: inputs / 0, "party 1: row 907 holds NaN or infinite numbers; fill in what is missing"),
+    ],
+)
+def test_columns_that_are_missing_are_refused_before_the_first_step(spoil: Any, sentence: str, tmp_path: Path) -> None:
+    def load(party: int) -> tuple[Tensor, Tensor]:
+        ids, inputs = load_rows(party)
+        return (ids, spoil(inputs)) if party else (ids, inputs)
+
+    with pytest.raises(RunError, match=sentence):
         train(tmp_path, load=load)
 
 

@@ -122,13 +122,31 @@ def test_code_in_a_file_is_refused_and_not_run(tmp_path, ending):
     assert not (tmp_path / "run").exists()
 
 
-def test_code_in_a_file_of_pytorch_is_refused_and_not_run(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "write", "what"),
+    [
+        ("client-3.pt", torch.save, "more than tensors, such as objects or code"),
+        ("client-3.npz", lambda content, path: np.savez(path, w=np.array([content])), "an array of objects"),
+    ],
+)
+def test_code_among_arrays_is_refused_and_not_run(tmp_path, name, write, what):
     folder = write_round(tmp_path / "exchange")
     (folder / "client-3.npz").unlink()
-    torch.save({"fc.weight": Code(tmp_path / "run.txt")}, folder / "client-3.pt")
-    with pytest.raises(TranscriptError, match=r"client-3.pt: holds no arrays that can be read"):
+    write({"fc.weight": Code(tmp_path / "run.txt")}, folder / name)
+    with pytest.raises(TrustError, match=f"^[^ ]*{name}: is refused, as it holds {what}.*; nothing in it was run"):
         import_exchange(tmp_path / "exchange", tmp_path / "run")
     assert not (tmp_path / "run.txt").exists()
+
+
+def test_an_empty_file_is_called_empty(tmp_path):
+    (write_round(tmp_path / "exchange") / "client-3.npz").write_bytes(b"")
+    with pytest.raises(TranscriptError, match=r"client-3.npz: is empty; write the file again"):
+        import_exchange(tmp_path / "exchange", tmp_path / "run")
+
+
+def test_folders_are_paths_or_text(tmp_path):
+    write_round(tmp_path / "exchange")
+    assert import_exchange(str(tmp_path / "exchange"), str(tmp_path / "run")).rounds == [1]
 
 
 def add_stray_file(folder):

@@ -104,6 +104,11 @@ def _predict_two_targets(content: dict[str, Any]) -> None:
     content["learner"]["learner_model_param"]["base_score"] = "[5E-1,5E-1]"
 
 
+def _put_two_targets_into_each_leaf(content: dict[str, Any]) -> None:
+    content["learner"]["learner_model_param"]["num_target"] = "2"
+    content["learner"]["gradient_booster"]["model"]["trees"][0]["base_weights"] *= 2
+
+
 def _begin_with_one_class(content: dict[str, Any]) -> None:
     content["learner"]["learner_model_param"]["base_score"] = "[1E0]"
 
@@ -129,6 +134,7 @@ def _spoil_a_cover(content: dict[str, Any]) -> None:
         (_spoil_a_cover, "NaN or infinite"),
         (_grow_a_forest, "num_parallel_tree is 5, expected 1"),
         (_predict_two_targets, "predict several targets"),
+        (_put_two_targets_into_each_leaf, "predict several targets"),
         (_begin_with_one_class, "base_score is 1, so that all labels of the client that began with it are 1"),
         (_leave_all_integers, "is no JSON of XGBoost"),
     ],
