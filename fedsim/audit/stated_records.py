@@ -27,8 +27,8 @@ def check_record_names(transcript: Transcript) -> None:
                 return
     key = "record" if app.record else "broadcast_record"
     raise ConfigError(
-        f"app.{key}: '{named}' is not a record of these messages, each of which has a single record of arrays; leave "
-        "the key out"
+        f"app.{key}: '{named}' chooses between records of arrays, and each of these messages has a single one, "
+        "whatever its name; leave the key out"
     )
 
 

@@ -54,9 +54,7 @@ def test_a_record_that_no_message_holds(tmp_path: Path) -> None:
     before, after, _ = trained(built("mlp"))
     record(tmp_path / "run", before, after)
     for key in ("record", "broadcast_record"):
-        with pytest.raises(
-            ConfigError, match=rf"app.{key}: 'weights' is not a record of these messages, each of which has"
-        ):
+        with pytest.raises(ConfigError, match=rf"app.{key}: 'weights' chooses between records of arrays, and each of"):
             attacked(tmp_path / "run", {key: "weights"})
 
 
