@@ -177,7 +177,7 @@ def rounds_to_attack(transcript: Transcript, adversary: AdversaryTable, only: It
         only: leave out other rounds than these, and those that are not recorded yet.
 
     Raises:
-        ConfigError: a round is named that is not recorded; not with `only`.
+        ConfigError: a round is named that is not recorded, or of which who attacks sees nothing; not with `only`.
     """
     recorded = transcript.rounds
     chosen = recorded if adversary.rounds == "all" else adversary.rounds or recorded[:1]
@@ -185,7 +185,7 @@ def rounds_to_attack(transcript: Transcript, adversary: AdversaryTable, only: It
         return [number for number in only if number in chosen and number in recorded]
     for number in chosen:
         if number not in recorded:
-            raise ConfigError(f"adversary.rounds: round {number} is not recorded; recorded: {recorded}")
+            raise ConfigError(f"adversary.rounds: round {number} {transcript.explain_absence(number)}")
     return chosen
 
 

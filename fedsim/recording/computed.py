@@ -88,10 +88,15 @@ class ComputedTranscript(Transcript, ABC):
         self._check_is_seen(number)
         return {}
 
+    def explain_absence(self, number: int) -> str:
+        """Say why there is no round `number`: it is recorded, and this adversary sees nothing of it, or it is not."""
+        reason = self._find_hindrance(number) if number in self._recording.rounds else "it is not recorded"
+        seen = ", ".join(map(str, self._paths))
+        return f"shows {self._role} no update ({reason}); rounds that show one: {seen}"
+
     def _check_is_seen(self, number: int) -> None:
         if number not in self._paths:
-            reason = self._find_hindrance(number) if number in self._recording.rounds else "it is not recorded"
-            raise TranscriptError(f"round {number}: shows {self._role} no update ({reason})")
+            raise TranscriptError(f"round {number}: {self.explain_absence(number)}")
 
     @abstractmethod
     def _find_hindrance(self, number: int) -> str:

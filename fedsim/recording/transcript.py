@@ -156,10 +156,13 @@ class Transcript:
             header = replace(header, replies=replies, failures=failures)
         return header if self._shows_facts else replace(header, config={}, recipe={})
 
+    def explain_absence(self, number: int) -> str:
+        """Say why there is no round `number`, as the end of a sentence that begins with it."""
+        return f"is not recorded; recorded: {', '.join(map(str, self._paths))}"
+
     def _recorded_header(self, number: int) -> Header:
         if number not in self._paths:
-            recorded = ", ".join(map(str, self._paths))
-            raise TranscriptError(f"{self.folder}: round {number} is not recorded; recorded: {recorded}")
+            raise TranscriptError(f"{self.folder}: round {number} {self.explain_absence(number)}")
         if number not in self._headers:
             self._headers[number], self._hashes[number] = read_header(self._paths[number], number)
         return self._headers[number]

@@ -647,7 +647,7 @@ def test_a_victim_who_is_recorded_nowhere_is_an_error_before_any_work(run: Path)
 
 
 def test_a_round_that_is_not_recorded_is_an_error(run: Path) -> None:
-    with pytest.raises(ConfigError, match=r"adversary\.rounds: round 7 is not recorded; recorded: \[1, 2\]"):
+    with pytest.raises(ConfigError, match=r"adversary\.rounds: round 7 is not recorded; recorded: 1, 2"):
         open_audit(run, attack_file(adversary={"rounds": [7]})).run()
 
 

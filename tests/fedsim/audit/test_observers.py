@@ -116,6 +116,10 @@ def test_an_eavesdropper_under_secure_aggregation_gets_what_models_show(tmp_path
     assert list(eavesdropper.examples) == [16]  # of all, in spite of the two groups whose sums the server sees
     assert list(eavesdropper.value) == list(outsider.value)
     assert "Uploads are masked, and reveal nothing." in write_report(run, None, []).read_text()
+    # The last round is recorded, and still shows an eavesdropper nothing.
+    unseen = r"round 2 shows an eavesdropper.* no update \(the model after it.*\); rounds that show one: 1$"
+    with pytest.raises(ConfigError, match=unseen):
+        attack(run, "analytic", who="eavesdropper", rounds=[2])
     with pytest.raises(ConfigError, match="num_examples and client_ids are withheld"):
         attack(run, "analytic", who="eavesdropper", knowledge={"num_examples": False})
     with pytest.raises(KnowledgeError, match="uploads are masked, and models show an eavesdropper"):
