@@ -37,6 +37,8 @@ def headline(readings: Sequence[ScoreReading]) -> str:
         sentences += ["Baselines are not counted as attacks.", *_sentences(_first_readings(baselines))]
     if unjudged := [title for title in _titles(attacks) if not any(_judged_readings(attacks, title))]:
         sentences.append(f"There is no verdict on {_enumerate_attacks(unjudged)}.")
+    doubts = {reading.summary.attack: reading.summary.doubt_text for reading in attacks if reading.summary.num_in_doubt}
+    sentences += [f"Scores of {_enumerate_attacks([title])} are {doubt}." for title, doubt in doubts.items()]
     is_concluded = any(reading.verdict == LEAKS for reading in attacks)
     if sentences and not is_concluded and (most := most_victims(readings)) < MIN_VICTIMS:
         victims = "one victim was" if most <= 1 else f"{most} victims were"

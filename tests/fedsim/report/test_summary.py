@@ -322,3 +322,12 @@ def test_shares_that_fall_for_each_victim_have_a_difference_below_zero() -> None
     assert -0.6 < low < high < -0.3
     low, high = difference_interval("identified", np.array([-0.4] * 6))
     assert low < -0.4 < 0 < high, "equal ones do not tell how much they vary"
+
+
+def test_doubts_stand_in_the_headline_and_beside_the_verdict() -> None:
+    doubt = "sme, client 0: its claims are in another unit; claim others"
+    found = score_readings([row(5.0, doubt=doubt), row(6.0, doubt=""), row(7.0, doubt=doubt)], {})
+    assert "Scores of sme are in doubt for 2 findings: sme, client 0: its claims are in another unit." in headline(
+        found
+    )
+    assert found[0].remark.endswith("; in doubt for 2 findings: sme, client 0: its claims are in another unit")
