@@ -9,6 +9,7 @@ import json
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -45,7 +46,8 @@ def cache_folder() -> Path:
 def replace_atomically(path: Path, *, durable: bool = False) -> Iterator[Path]:
     """Yield a new temporary file that replaces `path` on success, and is removed on an error.
 
-    Its name is random and it is created exclusively, so that no existing link is followed.
+    Its name is random and it is created exclusively, so that no existing link is followed. It gets
+    the permissions that the umask allows, whoever writes it.
 
     Args:
         path: the file to write.
@@ -56,9 +58,14 @@ def replace_atomically(path: Path, *, durable: bool = False) -> Iterator[Path]:
     """
     check_no_link(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
-    os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666))
+    descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    usual_mode = stat.S_IMODE(os.fstat(descriptor).st_mode)  # what the umask allows
+    os.close(descriptor)
     try:
         yield temporary
+        # safetensors replaces the file by one that nobody else may read, whatever the umask.
+        if stat.S_IMODE(temporary.stat().st_mode) != usual_mode:
+            temporary.chmod(usual_mode)
         if durable:
             _sync(temporary)
         temporary.replace(path)

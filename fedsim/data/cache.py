@@ -27,6 +27,7 @@ from torch import Tensor
 
 from fedsim.base.content_hashes import hash_files
 from fedsim.base.files import cache_folder as cache_folder
+from fedsim.base.files import replace_atomically
 from fedsim.data import Column, Dataset, DatasetPlugin, Examples
 
 log = logging.getLogger(__name__)
@@ -98,7 +99,8 @@ def load_cached(plugin: Any, sources: Iterable[Path], parse: Callable[[], Datase
         # The folder's name belongs to this process alone.
         with TemporaryDirectory(dir=path.parent, prefix=".") as private_folder:
             temporary = Path(private_folder) / path.name
-            _write_dataset(dataset, temporary)
+            with replace_atomically(temporary) as unfinished:
+                _write_dataset(dataset, unfinished)
             # Mapped before others may remove it; later readers share the same pages.
             mapped = _read_dataset(temporary)
             temporary.replace(path)

@@ -12,10 +12,12 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 import fedsim.base.files
 from fedsim.base.errors import RunError
-from fedsim.base.files import read_all, temporary_folder, write_parts, write_text
+from fedsim.base.files import read_all, replace_atomically, temporary_folder, write_parts, write_text
 
 HOLDS = """
 import time
@@ -111,3 +113,16 @@ def test_a_folder_that_was_removed_meanwhile_is_asked_back(tmp_path: Path) -> No
     shutil.rmtree(folder)
     with pytest.raises(RunError, match="put its folder back and try again"):
         write_text(folder / "report.html", "")
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o002, 0o664), (0o022, 0o644), (0o077, 0o600)])
+def test_files_of_tensors_get_the_permissions_that_the_umask_allows(umask: int, mode: int, tmp_path: Path) -> None:
+    """Colleagues may read findings and checkpoints where they may read the rest of a run, and nobody else."""
+    earlier = os.umask(umask)
+    try:
+        with replace_atomically(tmp_path / "finding.safetensors") as temporary:
+            save_file({"data": torch.zeros(1)}, temporary)
+        write_text(tmp_path / "scores.csv", "")
+    finally:
+        os.umask(earlier)
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {mode}
