@@ -124,11 +124,6 @@ class AttentionBlocks:
 
     def _check_spans(self) -> None:
         """Raise AttackError if the spans do not determine words."""
-        if not (self.has_embedding_gradient or self.model.causal):
-            raise AttackError(
-                f"{self.where}: an encoder's texts are searched for from the gradient of its embedding, which is "
-                f"frozen or was not sent; {_MATCHING_REMEDY}"
-            )
         rows, dim = self.spans[0].gradient.shape
         texts, rank = self.num_texts, max(span.rank for span in self.spans)
         lora, readable = self.model.lora_rank, min(dim - MIN_COMPLEMENT, rows - 1)

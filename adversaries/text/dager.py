@@ -70,8 +70,8 @@ class Dager(Attack):
         those with a gradient in the embedding; if more texts pass than the client has, those are
         claimed that explain most of the gradient; an encoder's texts are found by a local search
         from the gradients of words and positions, which are trained here, and of guessed texts,
-        where the paper combines words exhaustively; of adapters the gradient of B is read where that
-        of A is 0 or the words are few.
+        where the paper combines words exhaustively, or without these from likely pairs of word and
+        position; of adapters the gradient of B is read where that of A is 0 or the words are few.
     """
 
     tolerances: Annotated[tuple[PositiveShareBelowOne, ...], MinLen(1)] = (1e-3, 5e-3, 2e-2, 5e-2)

@@ -10,7 +10,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from adversaries.text.attention_blocks import AttentionBlocks
+from adversaries.text.pair_search import find_paired_texts
 from adversaries.text.token_gradients import Guess, TokenGradients
+from adversaries.text.word_exchange import change_one_word
 
 _BEAM_WIDTH, _WORDS_PER_POSITION = 4, 8
 """Texts in the beam, and words tried at each position of each; both grow after each failure."""
@@ -31,7 +33,8 @@ def find_encoder_texts(
     """Search for the client's texts one after the other.
 
     A text is found if it can be subtracted from the message, or if all its words fit the second
-    span. The subtraction makes the next text easier to find.
+    span. The subtraction makes the next text easier to find. Where the embedding has no gradient,
+    texts are searched for from pairs of word and position (`find_paired_texts`).
 
     Args:
         blocks: of an encoder.
@@ -42,6 +45,9 @@ def find_encoder_texts(
     Returns:
         At most N texts, `text position`, and which of them are found, `text`; these come first.
     """
+    if not blocks.has_embedding_gradient:
+        texts, fits = find_paired_texts(blocks, max_misfit, attempts, report)
+        return texts[: blocks.num_texts], fits[: blocks.num_texts]
     results: dict[tuple[int, ...], tuple[bool, float]] = {}  # text: (not found, misfit)
     search, num_found, failures = EncoderSearch(blocks), 0, 0
     for _ in range(attempts):
@@ -162,7 +168,7 @@ class EncoderSearch:
             new_texts = [text for text in beam if tuple(text.tolist()) not in expanded]
             expanded |= {tuple(text.tolist()) for text in new_texts}
             texts, choices = (beam[:1], all_words) if try_all_words else (new_texts, likely_words)
-            changes = [self._change_word(text, choices) for text in texts]
+            changes = [change_one_word(text, choices, self.blocks.padding) for text in texts]
             pool = torch.unique(torch.cat([beam, *changes]), dim=0)
 
             # Keep the best texts.
@@ -176,26 +182,6 @@ class EncoderSearch:
             steps_without_progress = 0 if improved else steps_without_progress + 1
             try_all_words = steps_without_progress == _PATIENCE
         return beam[0], lowest
-
-    def _change_word(self, text: Tensor, words: Tensor) -> Tensor:
-        """Return all texts with one word changed, added at the end or removed there.
-
-        Args:
-            words: `choice position`, the words that are tried at each position.
-        """
-        length, padding = len(text), self.blocks.padding
-        num_words = length if padding is None else int((text != padding).sum())
-        changed = text.expand(num_words, len(words), length).clone()
-        for position in range(num_words):
-            changed[position, :, position] = words[:, position]
-        variants = [changed.flatten(0, 1)]
-        if padding is not None and num_words > 1:
-            variants.append(torch.where(torch.arange(length) < num_words - 1, text, padding)[None])
-        if padding is not None and num_words < length:
-            longer = text.expand(len(words), length).clone()
-            longer[:, num_words] = words[:, num_words]
-            variants.append(longer)
-        return torch.cat(variants)
 
 
 def _split_gradients(blocks: AttentionBlocks) -> tuple[Tensor, Tensor, Tensor]:

@@ -16,6 +16,7 @@ from adversaries.text.attention_span import AttentionSpan, find_span_weights
 from adversaries.text.decoder_search import DecoderSearch
 from adversaries.text.encoder_search import find_encoder_texts
 from adversaries.text.message_fit import MessageFit
+from adversaries.text.pair_search import find_paired_texts
 from fedsim.base.constraints import PositiveInt
 from fedsim.base.errors import AttackError
 from fedsim.base.papers import cite
@@ -60,7 +61,7 @@ class Tiger(Attack):
        score of a text is the sum over its words of the squared distances from both spans
        (`DecoderSearch.rank_texts`). In an encoder, or where texts of full length leave more of the
        message than noise would, search for whole texts by their distance from the second span, as
-       `dager` does in an encoder (`find_encoder_texts`), if the embedding has a gradient.
+       `dager` does in an encoder (`find_encoder_texts`); of a decoder only if the embedding has a gradient.
     5. Choose the N of these texts whose gradients fit the message best, and change single words,
        ends and classes as long as that improves the fit (`MessageFit`).
 
@@ -79,8 +80,7 @@ class Tiger(Attack):
         steps are guessed but the idea of a continuous distance from the span. Differs: the paper
         optimises embeddings of words by the gradient of that distance, where texts are searched for
         word by word here; step 5, which compares whole gradients, is an addition, which the paper
-        does not have as far as it could be read; an encoder with adapters (LoRA) is refused, because
-        the search for whole texts starts from the gradient of the embedding.
+        does not have as far as it could be read.
     """
 
     words: PositiveInt = 100
@@ -131,7 +131,8 @@ class Tiger(Attack):
     ) -> tuple[Tensor, Tensor, float]:
         """Return texts, their classes, and the share of the message that they leave."""
         num_texts, steps = blocks.num_texts, count(1)
-        num_starts = self.attempts * num_texts if blocks.has_embedding_gradient else 0
+        is_searched = blocks.has_embedding_gradient or not blocks.model.causal
+        num_starts = self.attempts * num_texts if is_searched else 0
         total = num_starts + blocks.length * blocks.model.causal + 1
 
         def report(objective: float) -> None:
@@ -146,7 +147,8 @@ class Tiger(Attack):
         if share > enough:
             if num_starts:
                 # No misfit is small enough under noise: a text is found only if it can be subtracted.
-                texts, _ = find_encoder_texts(blocks, 0.0, num_starts, lambda found: report(1 - found / num_texts))
+                search = find_encoder_texts if blocks.has_embedding_gradient else find_paired_texts
+                texts, _ = search(blocks, 0.0, num_starts, lambda found: report(1 - found / num_texts))
                 pools.append(texts)
             tokens, labels = fit.select_texts(torch.cat(pools))
         tokens, labels = fit.refine_texts(tokens, labels)
@@ -189,11 +191,6 @@ class Tiger(Attack):
             num_texts=update.num_examples,
             where=where,
         )
-        if not (model.causal or blocks.has_embedding_gradient):
-            raise AttackError(
-                f"{where}: an encoder's texts are searched for from the gradient of its embedding, which is frozen or "
-                "was not sent; choose 'lamp'"
-            )
         return blocks.with_words(self._find_words(blocks)), sum(deviations) / len(deviations)
 
     def _find_words(self, blocks: AttentionBlocks) -> Tensor:

@@ -54,3 +54,26 @@ def exchange_words(
         if lowest == lowest_before:
             break
     return tokens, lowest
+
+
+def change_one_word(text: Tensor, words: Tensor, padding: int | None) -> Tensor:
+    """Return all texts with one word changed, added at the end or removed there, `choice position`.
+
+    Args:
+        text: `position`.
+        words: `choice position`, the words that are tried at each position.
+        padding: the padding token, or None where all texts have the full length.
+    """
+    length = len(text)
+    num_words = length if padding is None else int((text != padding).sum())
+    changed = text.expand(num_words, len(words), length).clone()
+    for position in range(num_words):
+        changed[position, :, position] = words[:, position]
+    variants = [changed.flatten(0, 1)]
+    if padding is not None and num_words > 1:
+        variants.append(torch.where(torch.arange(length) < num_words - 1, text, padding)[None])
+    if padding is not None and num_words < length:
+        longer = text.expand(len(words), length).clone()
+        longer[:, num_words] = words[:, num_words]
+        variants.append(longer)
+    return torch.cat(variants)

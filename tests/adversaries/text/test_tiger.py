@@ -36,6 +36,7 @@ TRUE = torch.tensor([[7, 3, 121, 12, 29, 90], [2, 22, 9, 144, 61, 5], [70, 16, 1
 LABELS = torch.tensor([2, 0, 1])
 DECODER, ENCODER = TransformerDecoder(dim=64, heads=2), TransformerEncoder(dim=64, heads=2)
 LORA = TransformerDecoder(dim=64, heads=2, lora_rank=48)
+ENCODER_LORA = TransformerEncoder(dim=64, heads=2, lora_rank=48)
 
 
 def build(network: Any = DECODER) -> nn.Module:
@@ -232,10 +233,14 @@ def test_without_embedding_and_last_layer_words_near_the_first_span_are_tried(ru
     assert "the last layer was not sent; labels are guesses" in caplog.text
 
 
-def test_an_encoder_without_embedding_gradient_and_a_client_without_n_are_refused_in_one_sentence(run: Any) -> None:
-    network = TransformerEncoder(dim=64, heads=2, lora_rank=48)
-    with pytest.raises(AttackError, match="texts are searched for from the gradient of its embedding") as caught:
-        run(make_update(0.01, network)[0], known(network))
-    assert "\n" not in str(caught.value)
+def test_adapters_of_an_encoder_give_texts_away_and_under_noise_some(run: Any, caplog: Any) -> None:
+    assert claims(run(make_update(0.0, ENCODER_LORA)[0], known(ENCODER_LORA), Tiger(words=30, attempts=1))) == EXACT
+    assert "missing or wrong" not in caplog.text
+    noised = make_update(0.01, ENCODER_LORA)[0]
+    assert claims(run(noised, known(ENCODER_LORA), Tiger(words=30, attempts=1))) & EXACT
+    assert "so some are missing or wrong" in caplog.text
+
+
+def test_a_client_without_n_is_refused_in_one_sentence(run: Any) -> None:
     with pytest.raises(AttackError, match="N is 0, so nothing says how many texts"):
         run(dataclasses.replace(make_update(0.01)[0], num_examples=0), known())
