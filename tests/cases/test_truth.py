@@ -406,3 +406,35 @@ def test_a_truth_of_more_examples_than_the_message_is_of_is_in_doubt(tmp_path: P
     assert audit.run() == []
     doubts = {row["doubt"] for row in audit.score() if row["metric"] == "psnr"}
     assert any("truth.0 holds 5 examples and the message is of N = 2" in doubt for doubt in doubts) == bool(extra)
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_images_whose_channels_are_reversed_put_scores_in_doubt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_reversed: bool
+) -> None:
+    (tmp_path / "coloured.py").write_text(
+        "from torch import nn\n"
+        "def make_model(): return nn.Sequential(nn.Flatten(), nn.Linear(48, 24), nn.Linear(24, 3))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    images, labels = torch.rand((2, 3, 4, 4), generator=torch.Generator().manual_seed(3)), torch.tensor([0, 2])
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(48, 24), nn.Linear(24, 3))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    cross_entropy(model(images), labels).backward()
+    after = {name: p.detach() - 0.1 * p.grad for name, p in model.named_parameters() if p.grad is not None}
+    folder = tmp_path / "images"
+    Recorder(folder / "run" / "transcript").write(1, [build_update(before, after, num_examples=2)])
+    written = images.flip(1) if is_reversed else images
+    table = fedsim.write_truth(folder / "truth", lambda client: (written, labels), [0])
+    known = {"model": "coloured:make_model", "input_shape": [3, 4, 4], "value_range": [0.0, 1.0], "num_classes": 3}
+    tables = {
+        "adversary": {"workers": 1, "victims": [0], "knowledge": known},
+        "attack": [{"name": "inverting-gradients", "iterations": 1}],
+        "truth": table,
+    }
+    audit = open_audit(folder / "run", validate_tables(AttackFile, tables, "attack.toml"), folder)
+    assert audit.run() == []
+    doubts = {row["doubt"] for row in audit.score()}
+    assert any("truth.0: with the channels of its images in reverse order" in text for text in doubts) == is_reversed

@@ -19,6 +19,8 @@ _LEAST_ERROR = 1e-3
 """Mean squared error, 30 dB, from which on claims are doubted."""
 _FEWEST_VALUES = 64
 """Fewest values to which two numbers are fitted."""
+_MOST_PAIRS = 2_000_000
+"""Most pairs of claims and true examples: to assign more takes seconds."""
 _ONE_END, _NATURAL = 0.9, 0.5
 """Shares of the claimed and of the true values at one end of [0, 1], from which on claims seem to be clamped, and from
 which on the data are so themselves."""
@@ -41,6 +43,8 @@ def doubt_units(claimed: Tensor, true: Tensor, where: str) -> None:
                 *(where, 100 * shares[0], end, 100 * shares[1]),
             )
             return
+    if len(claimed) * len(true) > _MOST_PAIRS:
+        return
     error = _least_error(claimed, true)
     if error < _LEAST_ERROR:
         return

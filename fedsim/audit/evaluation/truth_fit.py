@@ -152,6 +152,7 @@ def find_complaint(finding: Finding, about: FindingMetadata, context: Evaluation
     if retraining is not None and retraining.fits:
         _warn_of_length(retraining, victim)
         return ""
+    _doubt_channels(message, truth, victim, context)
     reads_examples = isinstance(finding, Reconstruction | LabelDistribution)
     complaint = _describe_unrelated(message, truth, about, context) if reads_examples else ""
     if complaint or retraining is None:
@@ -221,6 +222,20 @@ def _doubt_size(finding: Finding, truth: Truth, about: FindingMetadata, context:
             "%s, client %s: truth.%s holds %d examples and the message is of N = %d, so that others count as not "
             "found; name a file of the examples behind the message, or say N with [app] num_examples",
             *(about["attack"], about["victim"], about["victim"], len(truth.data), count),
+        )
+
+
+def _doubt_channels(message: AttackedUpdate, truth: Truth, victim: str, context: EvaluationContext) -> None:
+    """Raise a doubt where images explain a message far better with their channels in reverse order."""
+    if truth.data.ndim != 4 or truth.data.shape[1] != 3:
+        return
+    distance = _distance(message, truth, context)
+    reversed_distance = _distance(message, replace(truth, data=truth.data.flip(1)), context)
+    if distance > _RETRAINED and reversed_distance < _CLEARLY * distance:
+        raise_doubt(
+            "truth.%s: with the channels of its images in reverse order, as of BGR and RGB, it explains the message "
+            "better (1 - cosine %.3f) than as it is (%.3f); write the images as the model is fed with them",
+            *(victim, reversed_distance, distance),
         )
 
 
