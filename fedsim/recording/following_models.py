@@ -20,6 +20,8 @@ from fedsim.recording.wire_format import State
 
 _MAX_REPLIES = 16
 """Most replies of a round that are read; so many of all tell the direction."""
+_MAX_LATER_ROUNDS = 50
+"""Most later rounds whose models are compared with that of a round."""
 _AGAINST = -0.5
 """Cosine of two moves up to which they point in opposite directions."""
 _EQUAL, _OTHER = 1e-2, 0.1
@@ -41,10 +43,16 @@ def describe_misread_round(transcript: Transcript, number: int) -> str:
         if round_moves is None:
             return ""
         after, later = (_read_broadcast(transcript, number + distance) for distance in (1, 2))
+        stays = _stays_the_same(transcript, number)
     except FedsimError:  # whoever needs them says so
         return ""
     reason = round_moves.describe_early_mean()
-    if not reason and after is not None:
+    if not reason and stays:
+        reason = (
+            "all later rounds begin with the same model, though clients moved; where the server aggregates, what is "
+            "recorded as sent is not what was sent, and moves are read from the wrong model"
+        )
+    elif not reason and after is not None:
         reason = round_moves.describe_following(after, later)
     return f"round {number}: {reason}" if reason else ""
 
@@ -78,10 +86,7 @@ class _RoundMoves:
         """Say how the model after the round, or the one after that, contradicts the replies."""
         step = self._move_to(after)
         if not _length(step):
-            return (
-                "the next round begins with the same model, though clients moved; where the server aggregates, what is "
-                "recorded as sent is not what was sent, and moves are read from the wrong model"
-            )
+            return ""  # a server may wait for more replies, or refuse these
         if max(_cosine(step, mean) for mean in self.means) <= _AGAINST:
             return (
                 "the next model went the opposite way of the replies as they are read; see that [app] replies says "
@@ -131,6 +136,13 @@ def _read_moves(transcript: Transcript, number: int) -> _RoundMoves | None:
         longest=max(lengths),
         are_weights=is_whole and all(update.gradient is None for update in updates),
     )
+
+
+def _stays_the_same(transcript: Transcript, number: int) -> bool:
+    """Tell whether the rounds after this one are recorded to begin with its model, each of them."""
+    later = [other for other in transcript.rounds if other > number]
+    sent = transcript.header(number).broadcasts
+    return bool(later) and all(transcript.header(other).broadcasts == sent for other in later[:_MAX_LATER_ROUNDS])
 
 
 def _read_broadcast(transcript: Transcript, number: int) -> State | None:

@@ -88,6 +88,7 @@ SOUND: dict[str, dict[str, Any]] = {
     "signs": {"server": lambda model, mean, number: model + 0.1 * mean.sign()},
     "half a step": {"server": lambda model, mean, number: model + 0.5 * mean},
     "noise": {"server": with_noise},
+    "a buffer": {"server": lambda model, mean, number: model + mean if number > 2 else model},
     "deltas": {"replies": "delta", "sent": lambda model, move: move},
     "gradients": {"replies": "gradient", "sent": lambda model, move: -move / 0.05},
 }
@@ -101,7 +102,7 @@ def test_nothing_is_said_of_what_a_server_does(name: str, tmp_path: Path) -> Non
 MISREAD: dict[str, tuple[dict[str, Any], str]] = {
     "w_t after the aggregation": ({"written": lambda models, number: models[number]}, "is the mean of what clients"),
     "w_t a round old": ({"written": lambda models, number: models[max(0, number - 2)]}, "is a round old"),
-    "always the first": ({"written": lambda models, number: models[0]}, "begins with the same model"),
+    "always the first": ({"written": lambda models, number: models[0]}, "all later rounds begin with the same model"),
     "deltas as gradients": ({"replies": "gradient", "sent": lambda model, move: move}, "the opposite way"),
     "gradients as deltas": ({"replies": "delta", "sent": lambda model, move: -move / 0.05}, "the opposite way"),
     "w_t - w_T as deltas": ({"replies": "delta", "sent": lambda model, move: -move}, "the opposite way"),
