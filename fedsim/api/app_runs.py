@@ -20,7 +20,7 @@ from fedsim.api.logs import log_to_file
 from fedsim.api.runs import Run, follow_with, raise_failures
 from fedsim.audit.plan import ReportJobProgress
 from fedsim.base.content_hashes import hash_json
-from fedsim.base.errors import AttackCrash, ConfigError, RunError
+from fedsim.base.errors import AttackCrash, ConfigError, RunError, join_first
 from fedsim.base.files import write_text
 from fedsim.base.progress import ProgressListener, listen_to_progress
 from fedsim.base.randomness import serialize_calls
@@ -38,8 +38,12 @@ from fedsim.plugins import registry
 from fedsim.plugins.allowed_code import allow_code, find_references
 from fedsim.plugins.code_hashes import hash_own_checkout, hash_plugin_code, hash_referenced_code
 from fedsim.plugins.inline import is_object
+from fedsim.recording.clear_text import find_clear_texts
+from fedsim.recording.messages import MESSAGES_FOLDER, read_messages
 
 log = logging.getLogger(__name__)
+_MAX_NAMES = 4
+"""Most values that one sentence names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,6 +232,20 @@ def record_request(request: AppRequest, folder: OpenRun, *, overwrite: bool) -> 
                 raise error
         folder.expire()  # the app's process wrote there
         _write_description(request, folder, is_complete=True)
+        _warn_of_rows_in_clear(folder)
+
+
+def _warn_of_rows_in_clear(folder: OpenRun) -> None:
+    """Warn where clients send something about each of their examples beside their updates."""
+    clear_texts = find_clear_texts(read_messages(folder.path / MESSAGES_FOLDER))
+    names = [f"'{clear_text.name}'" for clear_text in clear_texts if clear_text.per_example]
+    if names:
+        log.warning(
+            "clients send %s in clear, with a row for each example, which the server reads without any attack; "
+            "`fedsim inspect %s` lists all that they send in clear",
+            join_first(names, _MAX_NAMES),
+            folder.path,
+        )
 
 
 def _write_description(request: AppRequest, folder: OpenRun, *, is_complete: bool) -> None:

@@ -14,13 +14,16 @@ from fedsim.audit.optima import OptimumStore
 from fedsim.audit.plan import AttackJob
 from fedsim.audit.threat_model import apply_headers, grant_private, private_facts, scale_to_group
 from fedsim.audit.visibility import ObservedClients
-from fedsim.base.errors import AttackError
+from fedsim.base.errors import AttackError, join_first
 from fedsim.base.randomness import adversary_key, generator
 from fedsim.federation.adversary_tables import AdversaryTable
 from fedsim.interfaces.attack import GROUPS, OPTIMAL, Knowledge, Target
+from fedsim.recording.header import Reply
 from fedsim.recording.transcript import Transcript
 
 log = logging.getLogger(__name__)
+_MAX_METRICS = 4
+"""Most metrics that one sentence names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,15 +127,23 @@ class TargetMaker:
         message_format = self.transcript.message_format
         counts = self.adversary.knowledge.num_examples and job.attack.subject != "answers"
         if counts and not message_format.num_examples_of(victim, reply.num_examples):
-            raise AttackError(
-                f"round {number}, client {victim}: it reported no number of examples that it "
-                "trained on; say it with [app] num_examples"
-            )
+            raise AttackError(f"round {number}, client {victim}: {self._describe_missing_count(number, reply)}")
         if not reply.members or GROUPS in job.attack.accepted_observations:
             return ()
         members = ", ".join(map(str, reply.members))
         log.warning("round %d: client %d stands for the sum over clients %s", number, victim, members)
         return tuple(reply.members)
+
+    def _describe_missing_count(self, number: int, reply: Reply) -> str:
+        """Say that a client reported no N, and why, where its reply tells."""
+        move = self.transcript.update(number, reply.client).pseudo_gradient
+        if move and not any(tensor.any() for tensor in move.values()):
+            return "it answered with the model that it was sent, and no number of examples: it did not train"
+        counts = [
+            f"{name} {value:g}" for name, value in reply.metrics.items() if value > 0 and float(value).is_integer()
+        ]
+        told = f", but {join_first(counts, _MAX_METRICS)}, of which one may be it" if counts else ""
+        return f"it reported no number of examples that it trained on{told}; say it with [app] num_examples"
 
     def _job_knowledge(self, job: AttackJob, first: int, members: Sequence[int]) -> tuple[Knowledge, list[str]]:
         """Return what the attack of `job` is granted, and the hashes of its source models."""

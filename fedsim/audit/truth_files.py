@@ -119,10 +119,11 @@ def warn_of_truth_size(group: Sequence[int], sizes: Mapping[str, int], reported:
     counts = join_first([str(count) for count in sorted(reported)], MAX_NAMES)
     if len(group) == 1:
         log.warning(
-            "truth.%s: has %d examples, and N is %s; if clients count batches, say N with [app] num_examples",
+            "truth.%s: has %d examples, and N is %s; if clients %s, say N with [app] num_examples",
             named[0],
             size,
             counts,
+            "count batches" if any(reported) else "report none",
         )
     else:
         log.warning(

@@ -93,6 +93,14 @@ def test_an_app_that_changes_the_working_folder_is_recorded_where_it_was_asked(
     assert not any((tmp_path / "data").iterdir())
 
 
+def test_rows_that_clients_send_in_clear_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    client = CLIENT.replace("import ArrayRecord,", "import ArrayRecord, ConfigRecord,").replace(
+        'RecordDict({"arrays"', 'RecordDict({"notes": ConfigRecord({"key": "x", "labels": labels.tolist()}), "arrays"'
+    )
+    run(write_app(tmp_path / "app", small_client=client), tmp_path / "run")
+    assert "clients send 'notes.labels' in clear, with a row for each example" in caplog.text
+
+
 def test_the_recording_changes_no_byte_and_the_seed_all(tmp_path: Path) -> None:
     app = write_app(tmp_path / "app")
     first, again = (run(app, tmp_path / name, run_config__evaluate=0.5) for name in "ab")

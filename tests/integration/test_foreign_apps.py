@@ -298,6 +298,14 @@ def test_a_number_of_examples_that_nobody_reported(tmp_path: Path) -> None:
     _, failures = attacked(tmp_path / "run")
     assert "it reported no number of examples that it trained on; say it with [app] num_examples" in failures[0]
     assert psnr_of(tmp_path / "run", inputs, {"num_examples": {"7": COUNT}}) > 60
+    # Under another name it is a metric.
+    record(tmp_path / "named", before, after, num_examples=0, metrics={"loss": 2.5, "n_samples": 6.0})
+    _, failures = attacked(tmp_path / "named")
+    assert "trained on, but n_samples 6, of which one may be it; say it with" in failures[0]
+    # A client that stops early sends back what it was sent.
+    record(tmp_path / "still", before, before, num_examples=0)
+    _, failures = attacked(tmp_path / "still")
+    assert "it answered with the model that it was sent, and no number of examples: it did not train" in failures[0]
     record(tmp_path / "other", before, after, num_examples=0)
     assert psnr_of(tmp_path / "other", inputs, {"num_examples": COUNT}) > 60
 
