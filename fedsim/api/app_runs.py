@@ -237,8 +237,10 @@ def record_request(request: AppRequest, folder: OpenRun, *, overwrite: bool) -> 
 
 def _warn_of_rows_in_clear(folder: OpenRun) -> None:
     """Warn where clients send something about each of their examples beside their updates."""
-    clear_texts = find_clear_texts(read_messages(folder.path / MESSAGES_FOLDER))
-    names = [f"'{clear_text.name}'" for clear_text in clear_texts if clear_text.per_example]
+    names: list[str] = []
+    for clear_text in find_clear_texts(read_messages(folder.path / MESSAGES_FOLDER)):
+        if clear_text.per_example:
+            names.append(f"'{clear_text.name}'")
     if names:
         log.warning(
             "clients send %s in clear, with a row for each example, which the server reads without any attack; "

@@ -139,9 +139,10 @@ class TargetMaker:
         move = self.transcript.update(number, reply.client).pseudo_gradient
         if move and not any(tensor.any() for tensor in move.values()):
             return "it answered with the model that it was sent, and no number of examples: it did not train"
-        counts = [
-            f"{name} {value:g}" for name, value in reply.metrics.items() if value > 0 and float(value).is_integer()
-        ]
+        counts: list[str] = []
+        for name, value in reply.metrics.items():
+            if value > 0 and float(value).is_integer():
+                counts.append(f"{name} {value:g}")
         told = f", but {join_first(counts, _MAX_METRICS)}, of which one may be it" if counts else ""
         return f"it reported no number of examples that it trained on{told}; say it with [app] num_examples"
 

@@ -277,12 +277,15 @@ class MessageFormat(BaseModel):
             TranscriptError: the shape of one is not named, or the vector has another length.
         """
         ((sent_name, vector),) = state.items()
-        if unknown := [name for name in self.names if name not in self.shapes]:
-            raise TranscriptError(
-                f"{where}: '{sent_name}' is a vector of {vector.numel()} numbers, and [app] names says that it holds "
-                f"{len(self.names)} tensors; name the shape of each in [app] shapes, which has none of '{unknown[0]}'"
-            )
-        sizes = [math.prod(self.shapes[name]) for name in self.names]
+        sizes: list[int] = []
+        for name in self.names:
+            if name not in self.shapes:
+                raise TranscriptError(
+                    f"{where}: '{sent_name}' is a vector of {vector.numel()} numbers, and [app] names says that it "
+                    f"holds {len(self.names)} tensors; name the shape of each in [app] shapes, which has none of "
+                    f"'{name}'"
+                )
+            sizes.append(math.prod(self.shapes[name]))
         if sum(sizes) != vector.numel():
             raise TranscriptError(
                 f"{where}: '{sent_name}' is a vector of {vector.numel()} numbers, and the tensors in [app] names have "

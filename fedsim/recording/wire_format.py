@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -190,19 +190,25 @@ def propose_format(state: State, orders: Iterable[Mapping[str, torch.Size]]) -> 
     """
     tensors = list(state.values())
     for names in orders:
-        proposed = _list_first([f'"{name}"' for name in names])
-        shapes = _list_first([f'"{name}" = {list(shape)}' for name, shape in names.items()])
+        proposed, shapes = list[str](), list[str]()
+        for name, shape in list(names.items())[:_MAX_PROPOSED]:
+            proposed.append(f'"{name}"')
+            shapes.append(f'"{name}" = {list(shape)}')
+        if len(names) > _MAX_PROPOSED:
+            proposed.append("...")
+            shapes.append("...")
+        stated_names = f"[app] names = [{', '.join(proposed)}]"
         all_names = " with all of them, as model.named_parameters() gives them" if len(names) > _MAX_PROPOSED else ""
         is_vector = len(names) > 1 and len(tensors) == 1 and tensors[0].ndim == 1
         if is_vector and tensors[0].numel() == sum(shape.numel() for shape in names.values()):
             return (
                 "it is a vector of as many numbers as the model has; if it holds its tensors in this order, say in "
-                f"[app] names = [{proposed}] and shapes = {{ {shapes} }}{all_names}"
+                f"{stated_names} and shapes = {{ {', '.join(shapes)} }}{all_names}"
             )
         if names.keys() != state.keys() and list(names.values()) == [tensor.shape for tensor in tensors]:
             return (
                 "their shapes are those of the model's tensors, and their names are others; if they come in this "
-                f"order, say in [app] names = [{proposed}]{all_names}"
+                f"order, say in {stated_names}{all_names}"
             )
     positions = [name for name, tensor in state.items() if not tensor.is_floating_point() and tensor.numel() > 1]
     if positions and all(tensor.ndim < 2 for tensor in tensors):
@@ -211,7 +217,3 @@ def propose_format(state: State, orders: Iterable[Mapping[str, torch.Size]]) -> 
             "their full shape; record what the server makes of them (docs/how-to/import-a-recording.md)"
         )
     return ""
-
-
-def _list_first(texts: Sequence[str]) -> str:
-    return ", ".join(texts[:_MAX_PROPOSED]) + (", ..." if len(texts) > _MAX_PROPOSED else "")
