@@ -18,7 +18,14 @@ from fedsim.audit.evaluation import statistics
 from fedsim.audit.plan import ADAPTIVE
 from fedsim.federation.defense_limits import describe_defense_limits
 from fedsim.interfaces.metric import describe_metric
-from fedsim.report.summary import Summary, are_independent, difference_interval, interval_text, join_titles
+from fedsim.report.summary import (
+    Summary,
+    are_independent,
+    difference_interval,
+    interval_text,
+    join_titles,
+    mean_deviation_by_chance,
+)
 from fedsim.report.sweep_groups import MIN_SEEDS
 from fedsim.report.verdicts import LEAKS, MIN_VICTIMS, NOT_JUDGED, ScoreReading
 
@@ -208,14 +215,14 @@ def _are_candidates_at_floor(item: Summary) -> bool:
     """Return whether the interval of a score of candidates is within the margin of chance, see `at_floor`."""
     metric, count = describe_metric(item.metric), round(min(item.examples.values()))
     margin = min(MARGIN, item.floor)
-    # Half of the variance by chance is of the candidates that are no members, which all victims of a seed may share.
-    shared = statistics.NORMAL_QUANTILE * metric.chance_spread(count)[0] / math.sqrt(2 * item.num_seeds)
+    # Victims of one seed may share the candidates that are no members.
+    deviation = statistics.NORMAL_QUANTILE * metric.chance_spread(count)[0] / math.sqrt(item.num_seeds)
     if metric.chance_tail(item.mean, count) is not None:
-        # The interval of a share assumes no distribution: of a rate of some percent it reaches many times that. The
-        # other half is of the members of each victim. That scores are turned round is seen by the AUC.
-        return item.mean + shared * math.sqrt(1 + 1 / item.count) <= item.floor + margin
-    if item.num_seeds >= MIN_SEEDS:  # the seeds tell it
-        shared = 0.0
+        # The interval of a share assumes no distribution: of a rate of some percent it reaches many times that. That
+        # scores are turned round is seen by the AUC.
+        return item.mean + mean_deviation_by_chance(deviation, item.count) <= item.floor + margin
+    # Several seeds tell how far shared candidates move the mean.
+    shared = 0.0 if item.num_seeds >= MIN_SEEDS else mean_deviation_by_chance(deviation)
     low, high = statistics.widen_interval(item.low, item.high, item.mean, shared)
     return low >= item.floor - margin and high <= item.floor + margin
 

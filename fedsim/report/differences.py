@@ -408,7 +408,7 @@ def _allow_for_shared_candidates(
     """Return a verdict and its reason, where victims may share the candidates that are no members.
 
     Those that score higher by chance in one of the runs then move all victims the same way, which tests over
-    victims take for so many voices. Half of the variance by chance is of them in each run.
+    victims take for so many voices, see `mean_deviation_by_chance`.
     """
     shared_error = difference_by_shared_candidates(base.metric, base.examples.values())
     reach = statistics.NORMAL_QUANTILE * shared_error * math.sqrt(1 + 1 / result.count)

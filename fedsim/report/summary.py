@@ -303,11 +303,18 @@ def are_independent(metric: str, unit: str = "victim") -> bool:
     return unit == "victim" and describe_metric(metric).evidence != "compared victims"
 
 
+def mean_deviation_by_chance(deviation: float, victims: float = math.inf) -> float:
+    """Return how far the mean over victims deviates by chance, where each score of candidates has this deviation.
+
+    All victims may share the candidates that are no members, of which half of the variance is.
+    """
+    return deviation * math.sqrt((1 + 1 / victims) / 2)
+
+
 def difference_by_shared_candidates(metric: str, counts: Iterable[float]) -> float:
     """Return the standard error by which candidates that victims share move the difference of two means.
 
-    Half of the variance of a victim's score is of the candidates that are no members, in each of the two. It is
-    infinite for a rate at a threshold that they set, and 0 for metrics without candidates.
+    It is infinite for a rate at a threshold that they set, and 0 for metrics without candidates.
 
     Args:
         metric: name of the metric.
@@ -317,7 +324,9 @@ def difference_by_shared_candidates(metric: str, counts: Iterable[float]) -> flo
     if facts.evidence != "candidates":
         return 0.0
     count = round(min(counts))
-    return math.inf if facts.chance_tail(1.0, count) is not None else facts.chance_spread(count)[0]
+    if facts.chance_tail(1.0, count) is not None:
+        return math.inf
+    return math.sqrt(2) * mean_deviation_by_chance(facts.chance_spread(count)[0])
 
 
 def compares_victims(metric: str, unit: str) -> bool:

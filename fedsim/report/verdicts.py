@@ -18,7 +18,14 @@ from fedsim.audit.evaluation.imputation import IMPUTED_GUESS
 from fedsim.audit.evaluation.matches import CHANCE
 from fedsim.interfaces.attack import BASELINE_SOURCES, OPTIMAL
 from fedsim.interfaces.metric import describe_metric, explain_no_verdict
-from fedsim.report.summary import Summary, are_independent, number_of, summarise, why_inconclusive
+from fedsim.report.summary import (
+    Summary,
+    are_independent,
+    mean_deviation_by_chance,
+    number_of,
+    summarise,
+    why_inconclusive,
+)
 
 LEAKS, UNDECIDED, GUESSING = "leaks", "undecided", "no better than guessing"
 BEYOND, NOT_BEYOND = "beyond the floor", "not beyond the floor"
@@ -194,10 +201,9 @@ def _judge_candidates(item: Summary) -> tuple[str, str]:
     if item.unit != "victim":  # rounds and starts of one victim are about the same candidates
         gain, deviation = item.gain, float(deviations.max())
     else:
-        # A victim without a score has no gain and spreads as the others do. All victims may have the
-        # same candidates that are no members, and so half of the variance in common.
+        # A victim without a score has no gain and spreads as the others do.
         gain = item.gain * item.count / total
-        deviation = math.sqrt(float(np.square(deviations).mean()) * (1 + 1 / total) / 2)
+        deviation = mean_deviation_by_chance(math.sqrt(float(np.square(deviations).mean())), total)
     # Half a step makes the normal distribution fit one of few values.
     half_step = float(steps.min()) / total / 2
     p_value = float(ndtr(-(gain - half_step) / deviation))
