@@ -18,7 +18,7 @@ from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.problem_builder import build_problem
 from fedsim.inversion.restart import claimed_labels
 from fedsim.recording.wire_format import Update
-from fedsim.training.first_layer import find_first_layer, is_bias_used_once, is_rectified
+from fedsim.training.first_layer import find_first_layer, is_rectified
 
 _REMEDY = "choose an attack that matches gradients, such as sme"
 _NUM_PROBES = 8
@@ -107,27 +107,27 @@ def read_first_layer(update: Update, knowledge: Knowledge, *, relu: bool = True)
     # Find the layer.
     shape = (_NUM_PROBES, *knowledge.input_shape)
     probes = torch.randn(shape, generator=generator("first layer")).to(problem.before[0])
-    weight = find_first_layer(problem.model, probes)
-    if weight is None or weight not in problem.parameter_names:
+    input_layer = find_first_layer(problem.model, probes)
+    if input_layer is None or input_layer.weight not in problem.parameter_names:
         raise AttackError(
             f"{problem.where}: no linear layer that is trained and sent takes the inputs themselves "
             "(convolutions, embeddings, dropout or a normalisation come first, or its weights are used twice, as by a "
             f"term of the loss); {_REMEDY}"
         )
-    name = weight.rpartition(".")[0]
+    name = input_layer.weight.rpartition(".")[0]
     bias = f"{name}.bias".removeprefix(".")
     if bias not in problem.parameter_names:
         raise AttackError(
             f"{problem.where}: the first linear layer '{name}' has no bias that is trained, from "
             f"which the scale of each input is read; {_REMEDY}"
         )
-    if not is_bias_used_once(problem.model, weight, probes):
+    if not input_layer.bias_is_used_once:
         raise AttackError(
             f"{problem.where}: the model uses the bias of the first linear layer '{name}' elsewhere, too, so that its "
             f"change does not tell the scale of each input; {_REMEDY}"
         )
     # Read how it changed.
-    weight_index, bias_index = problem.parameter_names.index(weight), problem.parameter_names.index(bias)
+    weight_index, bias_index = problem.parameter_names.index(input_layer.weight), problem.parameter_names.index(bias)
     direction = problem.direction
     weight_change = direction[weight_index].double().cpu()
     bias_change = direction[bias_index].double().cpu()

@@ -137,7 +137,7 @@ class _Sizes:
         model = knowledge.model().to(knowledge.device)
         self._shapes = {name: p.shape for name, p in model.named_parameters() if p.requires_grad}
         first_layer = find_first_layer(model.eval(), records.inputs[:2].to(knowledge.device))
-        self._first_layer = first_layer if first_layer in self._shapes else None
+        self._first_layer = first_layer.weight if first_layer and first_layer.weight in self._shapes else None
         # The difference of two weights carries the rounding of both.
         before = torch.cat([tensor.double().flatten() for tensor in template.before.values()])
         self._rounding = torch.finfo(torch.float32).eps * float(before.norm()) if template.gradient is None else 0.0

@@ -294,16 +294,16 @@ class _Client:
         return layer
 
     def _find_span(self) -> InputSpan | None:
-        weight = find_first_layer(self.model, self.example)
-        if weight is None:
+        layer = find_first_layer(self.model, self.example)
+        if layer is None:
             return None
-        before, after = self._first_layer_weights(weight)
+        before, after = self._first_layer_weights(layer.weight)
         basis = row_span(before, after, self._updates.last_update.num_examples)
         if basis is None:
             log.info("%s: all inputs are possible", self.where)
             return None
         log.info("%s: its inputs span %d of %d dimensions", self.where, *basis.shape)
-        return InputSpan(weight=weight, basis=basis.to(self.example.device), shape=tuple(self.example.shape[1:]))
+        return InputSpan(weight=layer.weight, basis=basis.to(self.example.device), shape=tuple(self.example.shape[1:]))
 
     def _first_layer_weights(self, name: str) -> tuple[Tensor, Tensor]:
         """Return the weight called `name` as broadcast and as returned, `message output input`."""

@@ -18,8 +18,21 @@ USE_TOLERANCE = 5e-3
 """Largest part of a gradient that counts as rounding; networks that compute in bfloat16 round 2e-3 of it."""
 
 
-def find_first_layer(model: nn.Module, inputs: Tensor) -> str | None:
-    """Return the weight's name of the first linear layer whose input is the flattened inputs.
+@dataclass(frozen=True)
+class InputLayer:
+    """First linear layer of a network, whose input is the flattened inputs.
+
+    Attributes:
+        weight: name of its weight.
+        bias_is_used_once: whether the outputs depend on its bias, if there is one, through this layer alone.
+    """
+
+    weight: str
+    bias_is_used_once: bool
+
+
+def find_first_layer(model: nn.Module, inputs: Tensor) -> InputLayer | None:
+    """Return the first linear layer whose input is the flattened inputs, None without such a layer.
 
     `model` is run as it is and in training mode: anything before the layer (BatchNorm, a
     convolution, dropout, any function) changes the layer's input. The weight must be a parameter of
@@ -28,65 +41,29 @@ def find_first_layer(model: nn.Module, inputs: Tensor) -> str | None:
 
     Args:
         inputs: `example ...`, any values, random ones for instance.
-
-    Returns:
-        None without such a layer.
     """
-    name = _first_layer(model, inputs)
-    if name is None or _first_layer(deepcopy(model).train(), inputs) != name:
+    name = _find_weight(model, inputs)
+    if name is None or _find_weight(deepcopy(model).train(), inputs) != name:
         return None
-    return name if _layer_gradients(model, name, inputs).weight_is_used_once else None
-
-
-def is_bias_used_once(model: nn.Module, weight: str, inputs: Tensor) -> bool:
-    """Tell whether the outputs depend on the bias of a first linear layer through this layer alone.
-
-    Args:
-        model: the network.
-        weight: name of the layer's weight, see `find_first_layer`.
-        inputs: `example ...`, any values, random ones for instance.
-    """
-    return _layer_gradients(model, weight, inputs).bias_is_used_once
-
-
-@dataclass(frozen=True)
-class _LayerGradients:
-    """Gradients of a first linear layer W x + c on `example input`.
-
-    Where parameters are used once, these are D^T X and D^T 1, with a row of D for each example.
-    """
-
-    inputs: Tensor
-    weight: Tensor
-    bias: Tensor | None
-
-    @property
-    def weight_is_used_once(self) -> bool:
-        """Return whether the gradient of W combines the inputs alone."""
-        return _is_small(self.weight - self._errors @ self.inputs, self.weight)
-
-    @property
-    def bias_is_used_once(self) -> bool:
-        """Return whether the gradient of c sums the examples' parts of that of W."""
-        if self.bias is None or self.inputs.shape[1] < len(self.inputs):
-            return True  # of fewer features than examples, the errors are not determined
-        return _is_small(self.bias - self._errors.sum(1), self.bias)
-
-    @property
-    def _errors(self) -> Tensor:
-        """Return D^T, `output example`, by least squares."""
-        errors: Tensor = self.weight @ torch.linalg.pinv(self.inputs)
-        return errors
+    rows, weight_gradient, bias_gradient = _layer_gradients(model, name, inputs)
+    # Where W and c of W x + c are used once, their gradients are D^T X and D^T 1, with a row of D for each example.
+    errors = weight_gradient @ torch.linalg.pinv(rows)
+    if not _is_small(weight_gradient - errors @ rows, weight_gradient):
+        return None
+    # Of fewer features than examples, the errors are not determined.
+    if bias_gradient is None or rows.shape[1] < len(rows):
+        return InputLayer(name, True)
+    return InputLayer(name, _is_small(bias_gradient - errors.sum(1), bias_gradient))
 
 
 def _is_small(difference: Tensor, value: Tensor) -> bool:
     return bool(difference.norm() <= USE_TOLERANCE * value.norm())
 
 
-def _layer_gradients(model: nn.Module, weight: str, inputs: Tensor) -> _LayerGradients:
-    """Compute gradients of a random sum of the outputs, and of a loss term, for one or two of `inputs`.
+def _layer_gradients(model: nn.Module, weight: str, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return one or two of `inputs`, and the gradients of a random sum of their outputs plus a loss term.
 
-    The network is in evaluation mode.
+    These are of the weight and of the bias, if there is one. The network is in evaluation mode.
     """
     model, rng = deepcopy(model).eval(), generator("uses of a layer")
     examples = inputs[:2].detach()  # not random ones: a network may look up some columns in a table
@@ -100,10 +77,10 @@ def _layer_gradients(model: nn.Module, weight: str, inputs: Tensor) -> _LayerGra
             total = total + term.sum()
         gradients = torch.autograd.grad(total, parameters, materialize_grads=True)
     doubles = [gradient.double().cpu() for gradient in gradients]
-    return _LayerGradients(examples.flatten(1).double().cpu(), doubles[0], doubles[1] if len(doubles) > 1 else None)
+    return examples.flatten(1).double().cpu(), doubles[0], doubles[1] if len(doubles) > 1 else None
 
 
-def _first_layer(model: nn.Module, inputs: Tensor) -> str | None:
+def _find_weight(model: nn.Module, inputs: Tensor) -> str | None:
     calls: list[tuple[nn.Linear, Tensor]] = []
 
     def record(layer: nn.Module, arguments: tuple[Any, ...]) -> None:
