@@ -16,7 +16,7 @@ from fedsim.base.errors import TranscriptError, join_first
 from fedsim.base.randomness import generator
 from fedsim.interfaces.knowledge import Knowledge
 from fedsim.recording.transcript import Transcript
-from fedsim.recording.wire_format import State, Update, match_any_names
+from fedsim.recording.wire_format import State, Update, float_norm, match_any_names
 from fedsim.training.first_layer import find_first_layer, measure_rank
 from fedsim.training.model_state import sendable_shapes
 
@@ -62,8 +62,8 @@ def warn_of_replies(updates: Sequence[Update]) -> None:
         if not _has_equal_shapes(update):
             continue
         # A delta read as weights is small, and differs from the broadcast by about the broadcast.
-        broadcast_norm, reply_norm = _l2_norm(update.before), _l2_norm(update.after)
-        distance = _l2_norm(update.pseudo_gradient)
+        broadcast_norm, reply_norm = float_norm(update.before), float_norm(update.after)
+        distance = float_norm(update.pseudo_gradient)
         if broadcast_norm > 0 and distance > 0.8 * broadcast_norm and reply_norm < 0.5 * broadcast_norm:
             log.warning(
                 "round %d, client %d: its reply has norm %.3g, what it was sent %.3g, their difference %.3g; it looks "
@@ -133,7 +133,7 @@ def _warn_of_other_models(updates: Sequence[Update]) -> None:
         sent = {name: update.before[name].double() for name in names}
         returned = {name: update.after[name].double() for name in names}
         product = sum(float((sent[name] * returned[name]).sum()) for name in names)
-        norms = _l2_norm(sent) * _l2_norm(returned)
+        norms = float_norm(sent) * float_norm(returned)
         if norms > 0 and product < _LEAST_RESEMBLANCE * norms:
             strangers.append((update, product / norms))
     if not strangers:
@@ -163,7 +163,7 @@ def warn_of_update_ranks(network: nn.Module, knowledge: Knowledge, updates: Sequ
     for update in updates[:_MAX_RANKS]:  # singular values of a wide layer take half a second
         change = None
         with suppress(TranscriptError):  # an update that does not fit is reported when it is attacked
-            change = (match_any_names(update.pseudo_gradient, sendable_shapes(network)) or {}).get(layer)
+            change = (match_any_names(update.pseudo_gradient, sendable_shapes(network)) or {}).get(layer.weight)
         if change is None or not torch.isfinite(change).all():
             continue
         if not 0 < update.num_examples < min(change.shape):
@@ -171,14 +171,14 @@ def warn_of_update_ranks(network: nn.Module, knowledge: Knowledge, updates: Sequ
         # The difference of two weights carries the rounding of both.
         rounding = 0.0
         if update.payload.kind == "weights":
-            rounding = torch.finfo(torch.float32).eps * _l2_norm(update.before)
+            rounding = torch.finfo(torch.float32).eps * float_norm(update.before)
         rank, _ = measure_rank(change, rounding)
         if rank > update.num_examples:
             log.warning(
                 "round %d, client %d: N is %d, but the update of '%s' has rank %d, more than so many examples make; if "
                 "clients count batches, say N with [app] num_examples; other reasons are an optimiser that scales "
                 "each weight (Adam), weight decay, or noise",
-                *(update.round, update.client, update.num_examples, layer, rank),
+                *(update.round, update.client, update.num_examples, layer.weight, rank),
             )
             return
 
@@ -234,7 +234,3 @@ def _has_equal_shapes(update: Update) -> bool:
         name in update.after and update.after[name].shape == tensor.shape and tensor.is_floating_point()
         for name, tensor in update.before.items()
     )
-
-
-def _l2_norm(state: State) -> float:
-    return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in state.values()))

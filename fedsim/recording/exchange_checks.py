@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedsim.base.errors import ConfigError, PayloadError, join_first
 from fedsim.recording.payloads import Payload, State
+from fedsim.recording.wire_format import float_norm
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ class MeanReply:
             total, sums = self._sums[position]
             added = {name: sums.get(name, 0.0) + weight * tensor for name, tensor in moved.items()}
             self._sums[position] = total + weight, added
-        self._moved = max(self._moved, _length(moved))
+        self._moved = max(self._moved, float_norm(moved))
         self._count += 1
 
     def warn_of_aggregate(self, before: State, folder: Path) -> None:
@@ -99,17 +100,13 @@ class MeanReply:
         if self._count < 2 or self._moved * _EQUAL < rounding:
             return
         for total, sums in self._sums:
-            if total and _length(sums) / total < _EQUAL * self._moved:
+            if total and float_norm(sums) / total < _EQUAL * self._moved:
                 log.warning(
                     "%s: the broadcast is the mean of what clients answered to it, as where it is written after the "
                     "server aggregated; write it when it is sent, or attacks read each move from the wrong model",
                     folder,
                 )
                 return
-
-
-def _length(state: State) -> float:
-    return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in state.values()))
 
 
 def _compare(before: State, sent: State) -> tuple[float, float, float]:

@@ -128,6 +128,11 @@ def describe_misfit(sent: State, got: State) -> str | None:
     return Payload.from_dense({name: got[name] for name in sent if name in got}, "weights").describe_misfit(sent)
 
 
+def float_norm(state: State) -> float:
+    """Return the Euclidean norm of all floating-point numbers of a state; counters, as of batches, are none."""
+    return math.sqrt(sum(float(t.double().square().sum()) for t in state.values() if t.is_floating_point()))
+
+
 def non_finite_names(state: State) -> list[str]:
     """Return the names of the tensors in `state` that hold NaN or infinity.
 

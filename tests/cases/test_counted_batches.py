@@ -60,3 +60,17 @@ def test_of_an_update_with_nan_or_without_n_nothing_is_said(told: int, caplog: p
     knowledge = Knowledge(model=network, input_shape=(1, 8, 8), value_range=([0.0], [1.0]))
     warn_of_update_ranks(network(), knowledge, [update])
     assert caplog.text == ""
+
+
+def test_counters_of_batches_count_as_no_rounding_of_weights(caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(1)
+
+    def with_counter() -> nn.Module:
+        return network().append(nn.BatchNorm1d(10))
+
+    before = dict(with_counter().state_dict())
+    before["4.num_batches_tracked"] = torch.tensor(10**7)
+    update = build_update(before, {**before, **trained()}, num_examples=BATCHES)
+    knowledge = Knowledge(model=with_counter, input_shape=(1, 8, 8), value_range=([0.0], [1.0]))
+    warn_of_update_ranks(with_counter(), knowledge, [update])
+    assert "N is 4, but the update of '1.weight' has rank 32" in caplog.text

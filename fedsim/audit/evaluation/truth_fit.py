@@ -32,7 +32,7 @@ from fedsim.federation.config import PUBLIC_KEY
 from fedsim.interfaces.findings import Finding, LabelDistribution, Reconstruction, Representatives, Texts
 from fedsim.interfaces.knowledge import FACTS, config_keys
 from fedsim.recording.following_models import describe_misread_round
-from fedsim.recording.wire_format import State
+from fedsim.recording.wire_format import State, float_norm
 from fedsim.training.loop import local_gradient, local_update
 from fedsim.training.settings import LocalTraining
 
@@ -414,8 +414,8 @@ def _keeps_digits(message: AttackedUpdate, about: FindingMetadata, context: Eval
     for short in (torch.float16, torch.bfloat16):
         if all(torch.equal(tensor.to(short).to(tensor.dtype), tensor) for tensor in tensors):
             types.add(short)
-    rounding = max(torch.finfo(dtype).eps for dtype in types) * _l2_norm(update.before)
-    return rounding < 0.1 * _l2_norm(move)
+    rounding = max(torch.finfo(dtype).eps for dtype in types) * float_norm(update.before)
+    return rounding < 0.1 * float_norm(move)
 
 
 def _stated_settings(message: AttackedUpdate, context: EvaluationContext) -> Iterator[tuple[LocalTraining, bool]]:
@@ -526,7 +526,3 @@ def _flatten(state: State, names: list[str]) -> Tensor:
 
 def _cosine_distance(first: Tensor, second: Tensor) -> float:
     return 1 - float(first @ second / (first.norm() * second.norm()))
-
-
-def _l2_norm(state: State) -> float:
-    return math.sqrt(sum(float(t.double().square().sum()) for t in state.values() if t.is_floating_point()))
