@@ -13,9 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import tomli_w
-
-from fedsim.api.reproduce.papers import PACKAGE_FOLDER, read_papers
+from fedsim.api.reproduce.papers import PACKAGE_FOLDER, format_kept, read_papers
 
 FOLDER = PACKAGE_FOLDER / "kept"
 HEAD = "# Written by `python docs/keep_results.py` from what `fedsim reproduce` got.\n"
@@ -34,7 +32,7 @@ def keep(results: Iterable[Path], folder: Path = FOLDER) -> list[Path]:
     for place, file in files.items():
         order = list(read_papers()[file["paper"]].table)
         file["kept"].sort(key=lambda one: order.index(one["table"]))
-        place.write_text(HEAD + tomli_w.dumps(file), encoding="utf-8")
+        place.write_text(HEAD + format_kept(file), encoding="utf-8")
     return list(files)
 
 

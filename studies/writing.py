@@ -12,12 +12,11 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-import tomli_w
 from matplotlib import pyplot as plt
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from fedsim.api.reproduce.papers import PACKAGE_FOLDER
+from fedsim.api.reproduce.papers import PACKAGE_FOLDER, format_kept
 from fedsim.audit.evaluation.statistics import format_mean
 from studies.running import PivotTable, Study, matches, read_rows
 
@@ -35,7 +34,7 @@ def write_study(study: Study, *, pictures: bool) -> None:
     if hasattr(study.module, "figures"):
         tables = study.module.figures()
         path = PACKAGE_FOLDER / "kept" / f"{tables['paper']}-computed.toml"
-        path.write_text(KEPT_HEAD.format(study.name, study.name) + tomli_w.dumps(add_kept_words(path, tables)))
+        path.write_text(KEPT_HEAD.format(study.name, study.name) + format_kept(add_kept_words(path, tables)))
     if pictures and hasattr(study.module, "draw"):
         study.module.draw(read_rows(study.results))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -10,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import tomli_w
 from pydantic import Field
 
 from fedsim.api.reproduce.figures import Better, Figure, FigureVerdict, judge_figure, parse_figure
@@ -148,6 +150,40 @@ class KeptFile(Table):
     paper: str
     kept: list[KeptResult] = Field(default_factory=list)
     details: list[Details] = Field(default_factory=list)
+
+
+def format_kept(tables: Mapping[str, Any]) -> str:
+    """Format the tables of a `KeptFile` as TOML, each row of a paper's table in one line.
+
+    >>> kept = {"table": "table1", "rows": {"Adult, N = 1": {"psnr": "12.1", "ssim": "0.5"}}}
+    >>> print(format_kept({"paper": "dlg", "kept": [kept]}))
+    paper = "dlg"
+    <BLANKLINE>
+    [[kept]]
+    table = "table1"
+    <BLANKLINE>
+    [kept.rows]
+    "Adult, N = 1" = { psnr = "12.1", ssim = "0.5" }
+    <BLANKLINE>
+    """
+    parts = [tomli_w.dumps({name: value for name, value in tables.items() if name not in ("kept", "details")})]
+    for result in tables.get("kept", ()):
+        values = {name: value for name, value in result.items() if not isinstance(value, Mapping)}
+        parts.append("[[kept]]\n" + tomli_w.dumps(values))
+        lines = ["[kept.rows]\n"]
+        for row, figures in result["rows"].items():
+            cells = ", ".join(tomli_w.dumps({name: figure}).strip() for name, figure in figures.items())
+            name = tomli_w.dumps({row: ""}).removesuffix(' = ""\n')
+            lines.append(f"{name} = {{ {cells} }}\n")
+        parts.append("".join(lines))
+        if result.get("reasons"):
+            parts.append(f"[kept.reasons]\n{tomli_w.dumps(result['reasons'])}")
+    for details in tables.get("details", ()):
+        rows = [f"    {json.dumps(row, ensure_ascii=False)},\n" for row in details["rows"]]
+        text = tomli_w.dumps(details | {"head": [], "rows": []})
+        text = text.replace("head = []", f"head = {json.dumps(details['head'], ensure_ascii=False)}")
+        parts.append("[[details]]\n" + text.replace("rows = []", f"rows = [\n{''.join(rows)}]"))
+    return "\n".join(parts)
 
 
 class FigureComparison(NamedTuple):
