@@ -35,9 +35,8 @@ ClaimScope = Literal["update", "client", "federation"]
 """The set of examples that a finding claims to come from. `update`: the examples from which the
 attacked message was computed (for several rounds, the message of the first). `client`: all training
 examples of the victim. `federation`: all training examples of all clients."""
-
-_OPTIONAL_TENSORS = ("snapshots", "snapshot_iterations", "certified", "entropy", "spread")
-"""Tensors that a reconstruction may do without."""
+_CLAIM_SCOPES = (ClaimScope, "ClaimScope")
+"""Types of such a field; a text where annotations are not evaluated."""
 _SHARE_TOLERANCE = 1e-4
 """Largest difference of a sum of shares from 1."""
 
@@ -71,16 +70,19 @@ class Finding:
     def claim_tensors(self) -> dict[str, Tensor]:
         """Return the tensors that are saved for the claim, by name, without the trace.
 
-        Here they are the fields, which are tensors, integers or floats; a class with other fields overrides this
-        and `from_tensors`.
+        Here they are the fields: tensors, of which None stands for one that is missing, integers, floats, and a
+        `ClaimScope`; a class with other fields overrides this and `from_tensors`.
         """
         tensors: dict[str, Tensor] = {}
         for item in fields(self):
             value = getattr(self, item.name)
-            if isinstance(value, float):
-                tensors[item.name] = torch.tensor(value, dtype=torch.float64)
-            elif item.name != "trace":
-                tensors[item.name] = torch.as_tensor(value)
+            if item.name == "trace" or value is None:
+                continue
+            if item.type in _CLAIM_SCOPES:
+                if value != "update":  # the usual value is not saved
+                    tensors[item.name] = torch.tensor(get_args(ClaimScope).index(value))
+            else:
+                tensors[item.name] = torch.as_tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
         return tensors
 
     @classmethod
@@ -93,11 +95,17 @@ class Finding:
         """
         values: dict[str, Any] = {}
         for item in fields(cls):
-            if item.name == "trace":
+            name = item.name
+            if name == "trace":
                 continue
-            values[item.name] = tensor = tensors[item.name]
-            if item.type in (int, "int", float, "float"):
-                values[item.name] = _read_number(item.name, tensor, is_integer=item.type in (int, "int"))
+            if item.type in _CLAIM_SCOPES:
+                values[name] = _read_claims(name, tensors.get(name))
+            elif item.default is None:
+                values[name] = tensors.get(name)
+            elif item.type in (int, "int", float, "float"):
+                values[name] = _read_number(name, tensors[name], is_integer=item.type in (int, "int"))
+            else:
+                values[name] = tensors[name]
         return cls(**values, trace=trace)
 
     @property
@@ -188,27 +196,6 @@ class Reconstruction(Finding):
         if not (spread.isfinite() & (spread >= 0)).all():
             raise AttackError("the attack claims a spread that is negative, NaN or infinite")
 
-    @property
-    def claim_tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that are saved for the claim, by name, without the trace."""
-        tensors = {"data": self.data, "labels": self.labels} | _encode_claims(self.claims)
-        for name in _OPTIONAL_TENSORS:
-            tensor = getattr(self, name)
-            if tensor is not None:
-                tensors[name] = tensor
-        return tensors
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], trace: Mapping[str, Tensor]) -> Self:
-        """Make the finding from its `claim_tensors`."""
-        return cls(
-            data=tensors["data"],
-            labels=tensors["labels"],
-            trace=trace,
-            claims=_decode_claims(tensors),
-            **{name: tensors.get(name) for name in _OPTIONAL_TENSORS},
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class Texts(Finding):
@@ -235,21 +222,6 @@ class Texts(Finding):
         check_labels(self.labels, len(self.tokens), "texts")
         super().__post_init__()
         _check_claims(self.claims)
-
-    @property
-    def claim_tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that are saved for the claim, by name, without the trace."""
-        return {"tokens": self.tokens, "labels": self.labels} | _encode_claims(self.claims)
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], trace: Mapping[str, Tensor]) -> Self:
-        """Make the finding from its `claim_tensors`."""
-        return cls(
-            tokens=tensors["tokens"],
-            labels=tensors["labels"],
-            trace=trace,
-            claims=_decode_claims(tensors),
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,18 +251,6 @@ class ExampleGroups(Reconstruction):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_integers("clients", self.clients, len(self.data), MAX_CLASSES)
-
-    @property
-    def claim_tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that are saved for the claim, by name, without the trace."""
-        return super().claim_tensors | {"clients": self.clients}
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], trace: Mapping[str, Tensor]) -> Self:
-        """Make the finding from its `claim_tensors`."""
-        examples = Reconstruction.from_tensors(tensors, trace)
-        values = {field.name: getattr(examples, field.name) for field in fields(examples)}
-        return cls(clients=tensors["clients"], **values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -527,15 +487,11 @@ def _check_claims(claims: ClaimScope) -> None:
         )
 
 
-def _encode_claims(claims: ClaimScope) -> dict[str, Tensor]:
-    """Return the tensor that saves `claims`; the usual value `update` needs none."""
-    return {} if claims == "update" else {"claims": torch.tensor(get_args(ClaimScope).index(claims))}
-
-
-def _decode_claims(tensors: Mapping[str, Tensor]) -> ClaimScope:
-    """Read what `_encode_claims` saved."""
+def _read_claims(name: str, tensor: Tensor | None) -> ClaimScope:
+    """Return the scope that a tensor saves, `update` for none."""
     known: tuple[ClaimScope, ...] = get_args(ClaimScope)
-    index = tensors.get("claims", torch.tensor(0))
-    if index.ndim or index.dtype != torch.int64 or not 0 <= int(index) < len(known):
-        raise tensor_error("claims", index, f"one integer from 0 to {len(known) - 1}")
-    return known[int(index)]
+    if tensor is None:
+        return "update"
+    if tensor.ndim or tensor.dtype != torch.int64 or not 0 <= int(tensor) < len(known):
+        raise tensor_error(name, tensor, f"one integer from 0 to {len(known) - 1}")
+    return known[int(tensor)]
