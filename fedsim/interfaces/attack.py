@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, final, get_args
+from typing import Any, ClassVar, Literal, Self, final, get_args
 
 import numpy as np
 import torch
@@ -78,8 +78,6 @@ victim."""
 Subject = Literal["numbers", "texts", "trees", "answers", "embeddings", "embedding gradients"]
 """What an attack is made on, see `Attack`."""
 _SUBJECTS = ", ".join(map(repr, get_args(Subject)))
-_REPLACED_BY_SUBJECT = {"texts", "reads_trees", "reads_answers", "reads_embeddings", "by_feature_party"}
-"""Class attributes of earlier versions, which would be ignored."""
 RoundsNeeded = int | Literal["all"]
 """How many rounds of its victim an attack reads, see `Attack`."""
 ALL: Literal["all"] = "all"
@@ -385,13 +383,6 @@ def _check_declarations(cls: type[Attack]) -> None:
         PluginError: `_run` cannot be called with a target, `subject` is none that there is, or `rounds_needed` is no
             number of rounds; for an attack that would be made on other data or rounds than its author meant.
     """
-    if "temporal" in vars(cls):
-        raise PluginError(
-            f"{cls.__name__}.temporal: rounds_needed replaced it; set 'rounds_needed = 1' for one "
-            "round, the default, and 'rounds_needed = \"all\"' for all rounds at once"
-        )
-    for name in _REPLACED_BY_SUBJECT & vars(cls).keys():
-        raise PluginError(f"{cls.__name__}.{name}: subject replaced it; set subject to one of {_SUBJECTS}")
     if cls.subject not in get_args(Subject):
         raise PluginError(f"{cls.__name__}.subject: expected one of {_SUBJECTS}, got {cls.subject!r}")
     needed = vars(cls).get("rounds_needed", 1)
@@ -406,8 +397,8 @@ def _check_declarations(cls: type[Attack]) -> None:
     except TypeError as error:
         raise PluginError(
             f"{cls.__name__}._run: expected (self, target, progress), got "
-            f"({', '.join(parameters.parameters)}); target is a fedsim.Target, whose transcript, "
-            "knowledge, victim and rng replaced the parameters of these names"
+            f"({', '.join(parameters.parameters)}); target is a fedsim.Target, which has the transcript, the "
+            "knowledge, the victim and rng"
         ) from error
 
 
@@ -425,14 +416,3 @@ def _translate_singular_matrices() -> Iterator[None]:
 
 def _ignore_progress(iteration: int, iterations: int, values: Mapping[str, float]) -> None:
     """Report nothing."""
-
-
-if not TYPE_CHECKING:  # where this stood, a type checker would know no names of this module
-
-    def __getattr__(name: str) -> Any:
-        if name == "single_update":
-            raise PluginError(
-                f"{__name__}.single_update: Target.read_update replaced it; leave the import out, "
-                "and call target.read_update() in _run(self, target, progress)"
-            )
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

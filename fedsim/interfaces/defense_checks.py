@@ -1,4 +1,7 @@
-"""Checks of defenses before any work: what they override, their order, and whether they fit a setting."""
+"""Checks of defenses before any work: what they override, their order, and whether they fit a setting.
+
+`QuadraticStep` is a local step in which hooks can be tried.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,43 @@ import inspect
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
+
+from torch import Tensor
 
 from fedsim.base.errors import ConfigError, PluginError
 from fedsim.interfaces.defense import HOOKS, Defense, Participation, Setting, overrides
+from fedsim.recording.wire_format import State
 
-_FORMER_PARAMETERS = frozenset({"rng", "memory", "common", "weights", "step"})
-"""Keyword parameters that hooks had before there was a context."""
-_FORMER_NAMES = {"common": "common_rng"}
 _ATTRIBUTES = frozenset(Defense.__annotations__)
 """Names of the class attributes that a defense declares."""
 _METHODS = frozenset(name for name in vars(Defense) if not name.startswith("_")) - _ATTRIBUTES
 """Names of the methods that a defense may override."""
+
+
+@dataclass(frozen=True)
+class QuadraticStep:
+    """Local step at weights `state`, of a loss that is half the sum of squares of all weights and inputs."""
+
+    state: State
+
+    def weights(self) -> State:
+        """Return copies of the parameters."""
+        return {name: tensor.clone() for name, tensor in self.state.items()}
+
+    def gradient_at(self, weights: State) -> State:
+        """Return the gradient, which is the weights themselves."""
+        return {name: tensor.clone() for name, tensor in {**self.state, **weights}.items()}
+
+    def loss_at(self, weights: State) -> float:
+        """Return the loss without the part of the inputs."""
+        return sum(tensor.square().sum().item() for tensor in {**self.state, **weights}.values()) / 2
+
+    def input_gradient(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Return the gradient by the inputs, which is the inputs themselves."""
+        del labels
+        return inputs.clone()
 
 
 def check_defense(candidate: Any) -> Defense:
@@ -62,16 +89,10 @@ def check_defense(candidate: Any) -> Defense:
 
 def _check_signature(defense: Defense, name: str, hook: str, arguments: Sequence[str]) -> None:
     """Raise PluginError where `hook` cannot be called with what it replaces and a context."""
-    signature = inspect.signature(getattr(defense, hook))
-    call = f"{hook}({', '.join([*arguments, 'context'])})"
-    if former := sorted(_FORMER_PARAMETERS & signature.parameters.keys()):
-        raise PluginError(
-            f"{name}: '{hook}' has the former parameter '{former[0]}'; it is called as {call}, and "
-            f"context.{_FORMER_NAMES.get(former[0], former[0])} takes its place"
-        )
     try:
-        signature.bind(*arguments, "context")
+        inspect.signature(getattr(defense, hook)).bind(*arguments, "context")
     except TypeError as error:
+        call = f"{hook}({', '.join([*arguments, 'context'])})"
         raise PluginError(f"{name}: '{hook}' cannot be called as {call} ({error})") from error
 
 

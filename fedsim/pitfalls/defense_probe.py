@@ -18,6 +18,7 @@ from fedsim.interfaces.defense_calls import (
     apply_on_gradient,
     apply_on_update,
 )
+from fedsim.interfaces.defense_checks import QuadraticStep
 from fedsim.interfaces.local_context import LocalContext
 from fedsim.recording.payloads import Payload
 from fedsim.recording.wire_format import State
@@ -115,7 +116,7 @@ def _hook_trials(defense: Defense, number: int, scale: float) -> Iterator[Callab
     context = LocalContext(
         rng=generator("pitfalls", number),
         broadcast=_random_state(),
-        local_step=_ProbeStep(),
+        local_step=QuadraticStep(_random_state()),
         common_key=("pitfalls", number) if defense.draws_in_common else None,
     )
 
@@ -154,23 +155,6 @@ def _hook_trials(defense: Defense, number: int, scale: float) -> Iterator[Callab
     for hook, changes_something in trials.items():
         if overrides(defense, hook):
             yield changes_something
-
-
-class _ProbeStep:
-    """Local step of a loss that is the sum of squares of all weights and inputs, halved."""
-
-    def weights(self) -> State:
-        return _random_state()
-
-    def gradient_at(self, weights: State) -> State:
-        return {name: tensor.clone() for name, tensor in weights.items()}
-
-    def loss_at(self, weights: State) -> float:
-        return sum(tensor.square().sum().item() for tensor in weights.values()) / 2
-
-    def input_gradient(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        del labels
-        return inputs.clone()
 
 
 def _random_state(scale: float = _SMALL) -> dict[str, Tensor]:

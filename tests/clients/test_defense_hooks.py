@@ -18,7 +18,7 @@ from fedsim.base.randomness import generator
 from fedsim.base.task import Task
 from fedsim.federation.build import Experiment
 from fedsim.interfaces.attack import Paper
-from fedsim.interfaces.defense import HOOKS, Defense
+from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.defense_checks import check_defense
 from fedsim.interfaces.local_context import LocalContext
 from fedsim.recording.payloads import Kind, Payload
@@ -357,43 +357,6 @@ def test_a_class_that_would_defend_nothing_is_refused_by_name(door: Any, thing: 
         door(thing)
     assert expected in str(error.value)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("parameter", "successor"),
-    [("rng", "rng"), ("memory", "memory"), ("common", "common_rng"), ("weights", "weights"), ("step", "step")],
-)
-@pytest.mark.parametrize("door", [check_defense, as_mod])
-def test_a_hook_with_a_parameter_of_former_versions_is_told_what_took_its_place(
-    door: Any, parameter: str, successor: str
-) -> None:
-    hooks: dict[str, Any] = {}
-    exec(f"def on_update(self, update, *, {parameter}): return update", hooks)
-    former = type("Former", (Hooks,), {"on_update": hooks["on_update"]})()
-    with pytest.raises(PluginError) as error:
-        door(former)
-    assert str(error.value).endswith(
-        f".Former: 'on_update' has the former parameter '{parameter}'; it is called as "
-        f"on_update(update, context), and context.{successor} takes its place"
-    )
-
-
-FORMER_HOOKS: dict[str, Any] = {
-    "on_data": lambda self, local, *, rng, memory: local.labels,
-    "on_batch": lambda self, inputs, labels, *, rng: (inputs, labels),
-    "on_features": lambda self, features, inputs, *, rng: features,
-    "on_examples": lambda self, gradients, expected, *, rng: gradients,
-    "on_gradient": lambda self, gradient, *, rng, weights, step: gradient,
-    "on_update": lambda self, update, *, rng, memory, common: update,
-}
-
-
-@pytest.mark.parametrize("hook", HOOKS)
-def test_each_hook_of_former_versions_is_refused_and_its_call_is_told(hook: str) -> None:
-    call = f"{hook}({', '.join(HOOKS[hook])}, context)"
-    with pytest.raises(PluginError, match=re.escape(f"'{hook}' has the former parameter ")) as error:
-        check_defense(misspelt(hook, FORMER_HOOKS[hook]))
-    assert f"it is called as {call}, and context." in str(error.value)
 
 
 def test_an_experiment_refuses_a_defense_with_a_misspelt_hook() -> None:

@@ -23,14 +23,13 @@ from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import Update
 
-FORMER = """
+OTHER_HOOK = """
 from fedsim.interfaces.attack import Attack
 
-class Former(Attack):
+class Other(Attack):
     def _run(self, transcript, knowledge, victim, rng, progress):
         return None
 """
-FORMER_HELPER = "from fedsim.interfaces.attack import Attack, single_update"
 
 
 def update(number: int, client: int, members: Sequence[int] = (), weight: float = 1.0) -> Update:
@@ -150,30 +149,25 @@ def test_an_attack_gets_of_the_knowledge_what_it_declares(target: Target) -> Non
     assert granted.knowledge.granted_facts() == ["num_classes", "learning_rate"]
 
 
-def test_an_attack_with_the_former_hook_is_refused_in_a_sentence_that_names_the_target(
+def test_an_attack_with_another_hook_is_refused_in_a_sentence_that_names_the_target(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "former_attack.py").write_text(FORMER)
-    (tmp_path / "former_helper.py").write_text(FORMER_HELPER)
+    (tmp_path / "other_attack.py").write_text(OTHER_HOOK)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
     with pytest.raises(PluginError) as caught:
-        registry.load("attacks", "former_attack:Former")
+        registry.load("attacks", "other_attack:Other")
     assert str(caught.value) == (
-        "'former_attack:Former' does not load: Former._run: expected (self, target, progress), got (self, transcript, "
-        "knowledge, victim, rng, progress); target is a fedsim.Target, whose transcript, knowledge, victim and rng "
-        "replaced the parameters of these names"
+        "'other_attack:Other' does not load: Other._run: expected (self, target, progress), got (self, transcript, "
+        "knowledge, victim, rng, progress); target is a fedsim.Target, which has the transcript, the knowledge, the "
+        "victim and rng"
     )
-    with pytest.raises(PluginError, match=r"does not load: .*\.single_update: Target\.read_update replaced it; leave"):
-        registry.load("attacks", "former_helper:Attack")
 
 
 @pytest.mark.parametrize(
     ("declared", "complaint"),
     [
-        ({"texts": True}, r"^Declared\.texts: subject replaced it; set subject to one of 'numbers', 'texts', 'trees'"),
         ({"subject": "pictures"}, r"^Declared\.subject: expected one of 'numbers', .*, got 'pictures'"),
-        ({"temporal": True}, r"^Declared\.temporal: rounds_needed replaced it; set 'rounds_needed = 1' for one round"),
         ({"rounds_needed": 0}, r"^Declared\.rounds_needed: expected 1, a larger number or 'all', got 0$"),
         ({"rounds_needed": True}, r"^Declared\.rounds_needed: expected 1, a larger number or 'all', got True$"),
         ({"rounds_needed": "every"}, r"^Declared\.rounds_needed: expected 1, a larger number or 'all', got 'every'$"),
