@@ -13,7 +13,7 @@ from typing import Any
 from fedsim.base.errors import AttackCrash, RunError, first_line
 from fedsim.base.worker_messages import ErrorMessage
 from fedsim.base.workers import PrepareWork
-from fedsim.federation.engines.ray import ray_session
+from fedsim.federation.engines.ray_session import ray_session
 from fedsim.sweeps.queue import JobQueue, SweepJob
 
 log = logging.getLogger(__name__)

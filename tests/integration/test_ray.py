@@ -21,7 +21,8 @@ from typing import Any
 import grpc
 import pytest
 
-import fedsim.federation.engines.ray
+import fedsim.federation.engines.ray_cluster
+import fedsim.federation.engines.ray_session
 from fedsim.base.errors import RunError
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.resolve import resolve
@@ -147,9 +148,9 @@ def test_a_client_who_never_answers_does_not_keep_the_run_from_ending(tmp_path: 
 def test_the_users_own_settings_of_ray_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
-    ours = fedsim.federation.engines.ray._ray_variables(None)
+    ours = fedsim.federation.engines.ray_session._ray_variables(None)
     before = {name: os.environ.get(name) for name in ours}
-    with fedsim.federation.engines.ray._environment(ours):
+    with fedsim.federation.engines.ray_session._environment(ours):
         assert {name: os.environ.get(name) for name in ours} == ours
         assert os.environ["RAY_AUTH_MODE"] == "token"
         assert len(os.environ["RAY_AUTH_TOKEN"]) == 64
@@ -168,7 +169,7 @@ def test_a_ray_of_ours_starts_neither_of_its_monitors(monkeypatch: pytest.Monkey
         started[0].update_if_absent(include_log_monitor=True)
 
     monkeypatch.setattr(ray, "init", note_parameters)
-    fedsim.federation.engines.ray._connect(None, 1, "engine ray", None)
+    fedsim.federation.engines.ray_session._connect(None, 1, "engine ray", None)
     (parameters,) = started
     assert parameters.no_monitor
     assert not parameters.include_log_monitor
@@ -190,7 +191,7 @@ def test_no_other_user_can_enter_the_folder_of_a_ray_of_ours(
 
     monkeypatch.setenv("RAY_TMPDIR", place)
     monkeypatch.setattr(ray, "init", note_folder)
-    with pytest.raises(RunError, match="no more is asked"), fedsim.federation.engines.ray.ray_session(None, 1):
+    with pytest.raises(RunError, match="no more is asked"), fedsim.federation.engines.ray_session.ray_session(None, 1):
         pass
     (folder,) = folders
     assert not folder.exists(), "it is removed with what Ray wrote"
@@ -213,20 +214,20 @@ def test_a_ray_of_our_host_program_is_left_alone(tmp_path: Path, monkeypatch: py
 def test_a_cluster_that_wants_a_token_takes_its_own_and_any_other_is_one_sentence(tmp_path: Path) -> None:
     from ray.cluster_utils import Cluster
 
-    own = fedsim.federation.engines.ray._ray_variables(None)
+    own = fedsim.federation.engines.ray_session._ray_variables(None)
     others = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
-    with fedsim.federation.engines.ray._environment(own):
+    with fedsim.federation.engines.ray_session._environment(own):
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     config = make_tiny_config(federation={"engine": "ray", "address": cluster.address})
     try:
         for variables in ({}, others):
             with (
-                fedsim.federation.engines.ray._environment(variables),
+                fedsim.federation.engines.ray_session._environment(variables),
                 pytest.raises(RunError, match="does not accept our token; give its own by RAY_AUTH_MODE") as caught,
             ):
                 run_serial(config, tmp_path / f"run-{len(variables)}")
             assert_one_sentence(caught.value)
-        with fedsim.federation.engines.ray._environment(own):
+        with fedsim.federation.engines.ray_session._environment(own):
             assert Transcript(run_serial(config, tmp_path / "run").path).rounds == [1, 2]
     finally:
         cluster.shutdown()
@@ -249,9 +250,9 @@ def test_a_cluster_is_joined_and_records_the_same_bytes(
 def test_a_machine_outside_the_cluster_is_told_so_before_ray_is_joined(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert fedsim.federation.engines.ray._is_local("127.0.0.1")
-    assert not fedsim.federation.engines.ray._is_local("192.0.2.77")  # set aside for documents
-    monkeypatch.setattr(fedsim.federation.engines.ray, "_is_local", lambda address: False)
+    assert fedsim.federation.engines.ray_cluster._is_local("127.0.0.1")
+    assert not fedsim.federation.engines.ray_cluster._is_local("192.0.2.77")  # set aside for documents
+    monkeypatch.setattr(fedsim.federation.engines.ray_cluster, "_is_local", lambda address: False)
     with pytest.raises(RunError, match=r"this machine is not a host of the Ray cluster at .*; join it by") as caught:
         run_serial(make_tiny_config(federation={"engine": "ray", "address": cluster.address}), tmp_path / "run")
     assert_one_sentence(caught.value)
@@ -269,7 +270,8 @@ def test_a_cluster_that_is_not_asked_for_is_left_alone(
 
 def test_nothing_at_the_address_is_one_sentence_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray itself is not asked, which would take half a minute and print warnings."""
-    monkeypatch.setattr(fedsim.federation.engines.ray, "_connection", lambda *rest: pytest.fail("Ray was asked"))
+    ray_session = fedsim.federation.engines.ray_session
+    monkeypatch.setattr(ray_session, "_connection", lambda *rest: pytest.fail("Ray was asked"))
     with socket.create_server(("127.0.0.1", 0)) as free:
         place = f"127.0.0.1:{free.getsockname()[1]}"
     config = make_tiny_config(federation={"engine": "ray", "address": place})
@@ -297,7 +299,7 @@ def test_an_address_of_another_kind_is_one_sentence(address: str, more: str, tmp
 
 
 def test_what_listens_but_is_no_ray_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fedsim.federation.engines.ray, "_PATIENCE", 0.3)
+    monkeypatch.setattr(fedsim.federation.engines.ray_cluster, "_PATIENCE", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as other:
         place = f"127.0.0.1:{other.getsockname()[1]}"
         config = make_tiny_config(federation={"engine": "ray", "address": place})
@@ -353,7 +355,7 @@ run_federation(Config.model_validate_json({config.model_dump_json()!r}), OpenRun
 
 HOLD = """
 import time
-from fedsim.federation.engines.ray import ray_session
+from fedsim.federation.engines.ray_session import ray_session
 with ray_session(None, 1):
     print("up", flush=True)
     time.sleep(100)
@@ -380,10 +382,10 @@ def test_rays_agents_end_with_the_driver_however_it_ends(number: signal.Signals)
 def test_the_folder_that_ray_is_given_is_made_if_it_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="", dir="/tmp") as short:
         monkeypatch.setenv("RAY_TMPDIR", f"{short}/new")
-        assert fedsim.federation.engines.ray._place_of_sockets() == Path(short, "new")
+        assert fedsim.federation.engines.ray_session._place_of_sockets() == Path(short, "new")
         assert Path(short, "new").is_dir()
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "a-long-name-that-leaves-sockets-no-room"))
-    assert fedsim.federation.engines.ray._place_of_sockets() == Path("/tmp")
+    assert fedsim.federation.engines.ray_session._place_of_sockets() == Path("/tmp")
 
 
 def test_no_thread_that_outlives_an_interrupt_starts_another_ray(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -394,7 +396,7 @@ def test_no_thread_that_outlives_an_interrupt_starts_another_ray(monkeypatch: py
     started: list[str] = []
     monkeypatch.setattr(auto_init_hook, "enable_auto_connect", True)
     monkeypatch.setattr(ray, "init", lambda: started.append("ray"))
-    with pytest.raises(KeyboardInterrupt), fedsim.federation.engines.ray._no_second_ray():
+    with pytest.raises(KeyboardInterrupt), fedsim.federation.engines.ray_session._no_second_ray():
         raise KeyboardInterrupt
     with pytest.raises(ray.exceptions.RaySystemError):
         ray.put(1)

@@ -36,7 +36,7 @@ def share_ray(actors: int) -> Iterator[list[Any]]:
     with ray_engine.ray_session(None, actors), ExitStack() as patches:
         for owner, name, replacement in (
             (ray_engine, "ray_session", lambda *arguments: nullcontext()),
-            (ray_engine, "_import_ray", lambda: None),  # it would refuse a Ray that is in use
+            (ray_engine, "import_ray", lambda: None),  # it would refuse a Ray that is in use
             (ray_actor, "BasicActorPool", LastingPool),
             (ray, "available_resources", ray.cluster_resources),  # the actors hold the cores
             (RayBackend, "terminate", lambda backend: None),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-import fedsim.federation.engines.ray
+import fedsim.federation.engines.ray_session
 
 pytest.importorskip("ray")
 
@@ -19,18 +19,20 @@ def test_sigterm_while_ray_starts_is_an_interrupt(monkeypatch: pytest.MonkeyPatc
     def exit_as_ray_does(*arguments: Any) -> None:
         raise SystemExit(signal.SIGTERM)
 
-    monkeypatch.setattr(fedsim.federation.engines.ray, "_connect", exit_as_ray_does)
+    monkeypatch.setattr(fedsim.federation.engines.ray_session, "_connect", exit_as_ray_does)
     handler = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), fedsim.federation.engines.ray.ray_session(None, 1):
+    with pytest.raises(KeyboardInterrupt), fedsim.federation.engines.ray_session.ray_session(None, 1):
         pass
     assert signal.getsignal(signal.SIGTERM) is handler
 
 
 def test_sigterm_after_ray_was_started_is_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fedsim.federation.engines.ray, "_connect", lambda *arguments: None)
-    monkeypatch.setattr(fedsim.federation.engines.ray, "_compare_hosts", lambda: os.kill(os.getpid(), signal.SIGTERM))
-    monkeypatch.setattr(fedsim.federation.engines.ray, "_check_port", lambda *arguments: None)
+    monkeypatch.setattr(fedsim.federation.engines.ray_session, "_connect", lambda *arguments: None)
+    monkeypatch.setattr(
+        fedsim.federation.engines.ray_session, "compare_hosts", lambda: os.kill(os.getpid(), signal.SIGTERM)
+    )
+    monkeypatch.setattr(fedsim.federation.engines.ray_session, "check_port", lambda *arguments: None)
     handler = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), fedsim.federation.engines.ray.ray_session("127.0.0.1:1", 1):
+    with pytest.raises(KeyboardInterrupt), fedsim.federation.engines.ray_session.ray_session("127.0.0.1:1", 1):
         pass
     assert signal.getsignal(signal.SIGTERM) is handler
