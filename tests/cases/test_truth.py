@@ -19,8 +19,9 @@ from fedsim.audit.evaluation.doubts import raise_doubt
 from fedsim.audit.evaluation.evaluator import EvaluationContext
 from fedsim.audit.evaluation.foreign_recording import ForeignRecording
 from fedsim.audit.evaluation.measurements import measure_claims
+from fedsim.audit.evaluation.retraining import Retraining
 from fedsim.audit.evaluation.truth import Truth
-from fedsim.audit.evaluation.truth_fit import Retraining, find_complaint
+from fedsim.audit.evaluation.truth_fit import find_complaint
 from fedsim.audit.threat_model import full_knowledge
 from fedsim.audit.truth_files import warn_of_unmatched_names
 from fedsim.base import table_metrics
@@ -125,7 +126,7 @@ def test_a_defense_excuses_a_truth_that_explains_nothing_in_its_rounds_alone(
     monkeypatch.setattr(
         "fedsim.audit.audit.full_knowledge", lambda *facts: replace(full_knowledge(*facts), defenses=[defense])
     )
-    monkeypatch.setattr("fedsim.audit.evaluation.truth_fit._UNRELATED", 0.0)
+    monkeypatch.setattr("fedsim.audit.evaluation.truth_fit.UNRELATED", 0.0)
     assert bool(scored_psnr(tmp_path / "others", (2, 3))) == acts
     assert ("nor does anybody else's" in caplog.text) == (not acts)
 
@@ -135,7 +136,7 @@ def test_a_defense_excuses_a_truth_that_explains_nothing_in_its_rounds_alone(
 def test_a_truth_that_explains_nothing_is_scored_where_the_app_is_said_to_be_defended(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, defended: bool
 ) -> None:
-    monkeypatch.setattr("fedsim.audit.evaluation.truth_fit._UNRELATED", 0.0)
+    monkeypatch.setattr("fedsim.audit.evaluation.truth_fit.UNRELATED", 0.0)
     folder = tmp_path / "others"
     record_weights(folder)
     files = describe_attack(folder, (2, 3))
@@ -328,7 +329,7 @@ def test_a_message_of_dropout_is_not_explained_by_whatever_spreads_widely(distan
 def test_some_examples_of_a_client_are_no_contradiction(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for name in ("_RELATED", "_UNRELATED"):  # as where few of many examples are held
+    for name in ("_RELATED", "UNRELATED"):  # as where few of many examples are held
         monkeypatch.setattr(f"fedsim.audit.evaluation.truth_fit.{name}", -1.0)
     assert complaint_of_right_file(tmp_path / "some", lambda moves: moves, slice(1)) == ""
     assert "it is scored, since the file holds 1 of N = 6 examples" in caplog.text

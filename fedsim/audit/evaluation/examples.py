@@ -18,10 +18,10 @@ from fedsim.audit.evaluation.evaluator import (
     first_round,
     group_members,
 )
+from fedsim.audit.evaluation.retraining import shared_measurements
 from fedsim.audit.evaluation.scoring import claimed_data, score_examples
 from fedsim.audit.evaluation.similarity import AttackedUpdate
 from fedsim.audit.evaluation.truth import Truth
-from fedsim.audit.evaluation.truth_fit import shared_measurements
 from fedsim.base import metrics, table_metrics
 from fedsim.base.errors import DataError
 from fedsim.base.randomness import use_one_thread
