@@ -18,11 +18,7 @@ def measure_exposure(
     """Compute the experiment's exposure measures of round `number`, and put them into `state`.
 
     Args:
-        experiment: the experiment, with its measures.
         before: w_t, the state that the client received.
-        number: the round.
-        share: the client's data.
-        settings: settings of its local training.
         state: its `Context.state`.
     """
     due_measures = [measure for measure in experiment.measures if measure.is_due(number)]

@@ -151,7 +151,6 @@ def defend_payload(
     Args:
         defense: the defense, whose `on_update` is called.
         before: w_t, the state that the client received.
-        payload: the undefended payload.
         context: what the hook may use.
 
     Raises:

@@ -39,9 +39,6 @@ def select_examples(
 
     Args:
         experiment: the experiment, with the client's defenses.
-        client: the client.
-        share: its data.
-        settings: settings of its local training.
         client_round: its w_t, randomness and memory in this round.
         memories: the memories of its defenses; what a failing one changed is discarded.
     """

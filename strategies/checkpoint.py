@@ -67,11 +67,9 @@ class Checkpoint:
         """Capture the state that the federation has after round `number`.
 
         Args:
-            number: the round.
             arrays: the global model.
             strategy: the strategy, whose attributes are copied.
             fresh: `unsavable_attributes` of the strategy before the first round.
-            clients: client to its state.
         """
         memory, tensors, unsavable = _split_attributes(strategy)
         changed = [path for path, value in unsavable.items() if value is None or (fresh or {}).get(path) != value]

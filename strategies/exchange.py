@@ -222,7 +222,6 @@ class Exchange:
         A payload that cannot be decoded becomes an error, for a strategy would average its indices.
 
         Args:
-            reply: a reply.
             index: of the message that it answers, see `index_of`; None where it answers none.
         """
         if index is None:
@@ -320,7 +319,6 @@ class Exchange:
         Arrays that the recorded rounds hold are left out: models that were sent, and updates.
 
         Args:
-            number: number of this exchange.
             recorded_as: the round that its updates are recorded as; 0 if there are none.
             names: node to the id of its client.
             recorded: clients whose updates are recorded.

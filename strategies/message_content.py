@@ -132,7 +132,6 @@ def read_tensors(content: MessageContent, sender: str, *, several: bool | None =
     """Return the arrays as tensors, and for each that cannot be recorded the reason.
 
     Args:
-        content: the content of a message.
         sender: its sender, for the reasons.
         several: whether arrays are called RECORD/NAME; by default where there are several records.
     """

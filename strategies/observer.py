@@ -110,7 +110,6 @@ class Observer:
         them.
 
         Args:
-            number: the round.
             exchange: the messages that they answer.
             replies: see `Exchange.match_replies`.
 

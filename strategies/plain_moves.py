@@ -29,7 +29,6 @@ class PlainMoves(FedAvg):
         """Return a tensor of the model after the round.
 
         Args:
-            name: its name.
             before: as it was broadcast.
             total_move: the sum of the differences of what clients sent to it.
             num_sent: how many clients sent theirs.

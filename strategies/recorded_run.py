@@ -27,10 +27,6 @@ def run_recorded(
     """Run a ServerApp over `grid`, and record what its server sees.
 
     Args:
-        server_app: of the app.
-        grid: to its clients.
-        context: of the server.
-        recorder: of the run.
         partitions: by node, the client that it plays, by which clients are called in the recording.
         sums: settings of secure aggregation; None where the server sees single updates.
         seed: of groups and rounding.

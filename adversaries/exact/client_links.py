@@ -33,7 +33,6 @@ def read_histories(
     whether it fired, are left out.
 
     Args:
-        layer: of the round.
         supports: `unit example`, which examples changed a unit.
         complete: `unit`, whether these are all.
         inputs: `example input`, the examples.
@@ -60,7 +59,6 @@ def group_by_client(histories: Sequence[UnitHistory], count: int) -> Tensor:
     tensor([0, 1, 0])
 
     Args:
-        histories: of units and rounds.
         count: number of examples.
     """
     clients = list(range(count))

@@ -23,10 +23,8 @@ def separate_components(
 
     Args:
         mixtures: `mixture value`, linearly independent.
-        shape: of one example.
         source: what has to be independent: values, or differences between neighbours in the last
             two axes, if there are enough of them to tell the inputs apart.
-        seed: of FastICA.
         iterations: of FastICA, at most.
 
     Returns:

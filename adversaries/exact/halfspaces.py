@@ -78,7 +78,6 @@ def _search(mixture: InputMixture, weights: Tensor, steps: int, rng: torch.Gener
     Args:
         mixture: the factored update.
         weights: `unit rest`, see `_project_weights`.
-        steps: of each search.
         rng: draws the starts.
 
     Returns:

@@ -94,7 +94,6 @@ def read_first_layer(update: Update, knowledge: Knowledge, *, relu: bool = True)
     """Read the first linear layer of an update, without what weight decay did to it.
 
     Args:
-        update: that is attacked.
         knowledge: what is granted.
         relu: the attack reads the zeros of ReLU, and so needs one behind the layer.
 

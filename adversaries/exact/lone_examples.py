@@ -97,7 +97,6 @@ def find_lone_examples(changes: Sequence[LayerChange], rng: torch.Generator) -> 
     """Find the inputs that at least two units, or one unit in two rounds, give alike.
 
     Args:
-        changes: of all rounds.
         rng: draws the projection that speeds up the comparison.
     """
     layer, quotients = changes[0].layer, _Quotients.from_changes(changes)
@@ -179,7 +178,6 @@ class _Quotients:
             mean: `input`, on which they agree.
             error: its standard error.
             units: which do.
-            range_width: of an input.
         """
         deviations = (self.inputs[:, units] - mean).square().mean(2).sqrt()
         errors = self.errors[:, units]

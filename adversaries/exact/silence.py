@@ -185,7 +185,6 @@ def draw_columns(mixture: InputMixture, units: Tensor, draws: int, rng: torch.Ge
         mixture: the factored update.
         units: `candidate`, indices of units of the mixture, at least rank - 1.
         draws: number of sets.
-        rng: draws them.
         most: stop at this number of columns.
     """
     columns: list[Tensor] = []

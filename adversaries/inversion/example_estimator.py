@@ -158,7 +158,6 @@ def train_estimator(
 
     Args:
         estimator: is changed in place.
-        messages: of simulated clients.
         epochs: passes over them.
         key: of the order in which clients come.
         progress: called after each pass.

@@ -150,7 +150,6 @@ def train_inverter(
         update: gives the model, N and the kind of message.
         knowledge: what is granted.
         fit: components of the auxiliary records.
-        settings: how it is trained.
         key: of all that is random.
         progress: called after each pass over the clients.
 
@@ -224,7 +223,6 @@ class _ClientDraws:
 
         Args:
             part: `clean` without defenses, `defended`, or `held-out`, defended with other records.
-            count: clients.
             kept: positions of the numbers of a message; None keeps all.
         """
         simulation = self._clean if part == "clean" else self._defended

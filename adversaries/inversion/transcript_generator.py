@@ -171,7 +171,6 @@ def learn_generator(
     Args:
         network: is changed.
         tasks: make the inversion problems of the recorded updates, with labels.
-        random_key: of all random draws.
         progress: called after each update.
 
     Returns:

@@ -379,7 +379,6 @@ class _Client:
         """Compare theta_t - theta_c,t of one message with the loss gradient at theta_t.
 
         Args:
-            message: index of the message.
             dummy: inputs, or coordinates if `first_layer` is given. The result is the same, because
                 both vectors lie in the span up to rounding, and its basis is orthonormal.
             labels: as `labels` returns them.

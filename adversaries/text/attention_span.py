@@ -61,7 +61,6 @@ class AttentionSpan:
 
         Args:
             names: of the weights, see `attention_weight_names`.
-            states: the message.
             max_rank: largest rank for the client's number of words.
             min_rounding: rounding of the message that `states` are a part of.
         """

@@ -37,7 +37,6 @@ def find_encoder_texts(
     texts are searched for from pairs of word and position (`find_paired_texts`).
 
     Args:
-        blocks: of an encoder.
         max_misfit: misfit below which a text is found.
         attempts: most starts.
         report: called after each start with the number of texts found.

@@ -40,7 +40,6 @@ def divide_into_body_and_head(network: nn.Module, head: Sequence[str]) -> Mappin
     """Return the names of the tensors in the body and in the head of `network`.
 
     Args:
-        network: the model.
         head: names of the layers or blocks that are the head; empty for the last linear layer. A
             tensor that two of them hold is named twice.
 

@@ -121,9 +121,7 @@ def _shift_images(images: Tensor, padding: int, fill: Tensor, rng: torch.Generat
 
     Args:
         images: `image channel height width`.
-        padding: largest shift.
         fill: `channel 1 1`, a value for each channel.
-        rng: source of the shifts.
     """
     count, channels, height, width = images.shape
     padded = fill.expand(count, channels, height + 2 * padding, width + 2 * padding).clone()

@@ -225,9 +225,7 @@ class Gate(Defense):
         """Raise ConfigError if the gate stays open in all rounds.
 
         Args:
-            quantile: the quantile.
             values_per_round: for each client, the number of values that it measures in a round.
-            rounds: number of rounds.
         """
         capacity = max(map(_num_kept_values, values_per_round))
         num_past = max(min((rounds - 1) * count, _num_kept_values(count)) for count in values_per_round)

@@ -147,9 +147,7 @@ def read_request(folder: Path, file: Path | None, changes: Iterable[tuple[str, A
     """Read an app and the file that says how it is run and attacked; import no code of the app.
 
     Args:
-        folder: of the app.
         file: an attack file; None for none.
-        changes: settings to change.
         trust: accept code that a run folder names.
 
     Raises:
@@ -173,7 +171,6 @@ def parse_request(
     """Check the tables that say how an app is run and attacked, see `read_request`.
 
     Args:
-        app: the app.
         tables: as in a file.
         where: their name in errors.
         beside: folder in which `module:callable` and truth files are found.

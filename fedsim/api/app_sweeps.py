@@ -105,8 +105,6 @@ def run_app_sweep(file: SweepFile, app: FlowerApp, folder: Path, *, trust: bool)
     """Run all cells that are not done, one after the other; write tables and page, and return what failed.
 
     Args:
-        file: the sweep file.
-        app: the app.
         folder: of its tables, which also holds the runs.
         trust: import code that a run folder names.
     """

@@ -115,7 +115,6 @@ def as_table(group: registry.Group, thing: Any, where: str) -> dict[str, Any]:
 
     Args:
         group: the kind of plug-in that is expected.
-        thing: the object.
         where: what an error calls its place.
 
     Raises:

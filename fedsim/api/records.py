@@ -24,9 +24,6 @@ def drop_overlap(facts: Mapping[str, Any]) -> dict[str, Any]:
 
     The client's records are `records` and the members among `known_candidates`.
 
-    Args:
-        facts: by name.
-
     Raises:
         ConfigError: of a table of records not all parts are of the same length; no auxiliary record is left; or one
             candidate, known or not, is equal to another.

@@ -162,9 +162,6 @@ def run_sweep(file: SweepFile, folder: Path, store: CellStore, *, trust: bool = 
     """Run the cells of a sweep that are not done yet, and write its tables and page.
 
     Args:
-        file: the sweep file.
-        folder: of its tables.
-        store: of its cells.
         trust: import code that a file in a run folder names.
 
     Raises:

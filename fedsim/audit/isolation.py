@@ -325,7 +325,6 @@ def _read_finding(file: Path, result: Any) -> Finding | FedsimError:
     """Return the finding, or an error that says what is wrong with it.
 
     Args:
-        file: its tensors.
         result: see `_package_attacker`.
     """
     try:

@@ -29,10 +29,8 @@ def observe_run(folder: OpenRun, case: Case, adversary: AdversaryTable, message_
     """Return the messages of a run that an adversary sees.
 
     Args:
-        folder: the run.
         case: what is known of it.
         adversary: says who attacks.
-        message_format: format of the messages.
 
     Raises:
         ConfigError: `adversary.who` sees nothing of this recording, or what it sees is not there, or names a

@@ -33,11 +33,7 @@ _LEAST_RESEMBLANCE = 0.5
 
 
 def warn_of_replies(updates: Sequence[Update]) -> None:
-    """Warn where replies do not look like the weights that they are read as.
-
-    Args:
-        updates: of one round.
-    """
+    """Warn where replies do not look like the weights that they are read as."""
     first = updates[0]
     copies = [_equal(first.payload.arrays(), update.payload.arrays()) for update in updates[1:]]
     if copies and all(copies):

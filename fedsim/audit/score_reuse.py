@@ -49,8 +49,6 @@ class EarlierScores:
         """Return what the tables say of a finding; nothing where it has to be scored.
 
         Args:
-            path: of the finding.
-            about: its metadata.
             inputs: see `hash_inputs`.
         """
         if not inputs or self._old_hashes.get(self._name_finding(path)) != inputs:
@@ -74,8 +72,6 @@ class EarlierScores:
         """Return a hash of all that the scores of a finding follow from; empty where something has none.
 
         Args:
-            path: of the finding.
-            about: its metadata.
             victims: clients that its scores may compare it with.
         """
         if self._common_inputs is None:

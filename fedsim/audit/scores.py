@@ -44,7 +44,6 @@ def score_findings(
     """Judge every finding that this run's attacks made, see `judge_findings`, and write the scores.
 
     Args:
-        cache: the findings.
         bench_of: gives the evaluation context of a finding, from the finding's metadata.
         failures: gets one sentence for each finding that cannot be judged.
         earlier: scores in the folder, which are kept where they still hold.
@@ -74,7 +73,6 @@ def judge_findings(
     code. A finding that cannot be judged does not affect others.
 
     Args:
-        cache: the findings.
         bench_of: gives the evaluation context of a finding, from the finding's metadata.
         failures: gets one sentence for each finding that cannot be judged.
         earlier: scores in the folder; by default every finding is judged anew.

@@ -21,7 +21,6 @@ def check_truths(files: Mapping[str, Path], counts: Mapping[tuple[int, ...], set
     """Check the truth file of each client, and that at least one of them is recorded.
 
     Args:
-        files: by client.
         counts: see `count_group_examples`.
 
     Raises:

@@ -91,7 +91,6 @@ def check_field_constraints(settings: Any, prefix: str = "") -> None:
     """Check the fields of a dataclass against the constraints and words in their types.
 
     Args:
-        settings: the instance.
         prefix: what stands before the name of a field in errors.
 
     Raises:

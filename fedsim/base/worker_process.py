@@ -54,7 +54,6 @@ def encode_start(import_path: Sequence[str], logger: str, forks: Forks) -> bytes
     """Return what the command that `interpreter_command` returns reads first.
 
     Args:
-        import_path: of the process.
         logger: name of the logger whose warnings are sent to the parent.
         forks: see `serve`.
     """

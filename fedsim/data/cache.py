@@ -83,7 +83,6 @@ def load_cached(plugin: Any, sources: Iterable[Path], parse: Callable[[], Datase
     Args:
         plugin: the data set plug-in, a dataclass; its class and settings are part of the key.
         sources: every file that `parse` reads; they exist.
-        parse: parses the sources.
     """
     if _listing_sources.get():
         raise _SourcesFound(list(sources))

@@ -91,7 +91,6 @@ def download(name: str, folder: Path) -> None:
 
     Args:
         name: the data set.
-        folder: the data folder.
 
     Raises:
         DataError: there is no network, a file is not the official one, the folder cannot be

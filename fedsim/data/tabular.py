@@ -196,7 +196,6 @@ def encode_columns(
 
     Args:
         path: the table's file, for errors.
-        train: rows to train on.
         test: rows to test on, with the same columns.
         categorical: columns of numbers to treat as categories; columns without any number are
             categories anyway.
@@ -273,7 +272,6 @@ def choose_examples(examples: Examples, limit: int | None, name: str) -> Example
     A smaller choice is part of a larger one.
 
     Args:
-        examples: the examples to choose from.
         limit: how many, or None for all.
         name: the data set's name, a key of the random choice.
     """

@@ -97,7 +97,6 @@ def make_result(
         rows: its scores by all metrics, as rows of `scores.csv` or `sweep.csv`.
         is_first: whether it is the first metric by which the attack has a verdict.
         is_main: whether it is the first metric by which the attack is to have one.
-        setting: setting of a sweep.
         is_defended: whether clients have a defense there.
         name: of the attack, where it is not that of the reading.
     """

@@ -64,7 +64,6 @@ def describe_changes(
     """Say what would change the verdict.
 
     Args:
-        verdict: on all attacks.
         results: of all attacks by all metrics.
         missing: attacks without a result.
         aims: what attacks can be after.

@@ -76,7 +76,6 @@ def judge_findings_again(run: ReportedRun, further_audits: Sequence[Audit] = ())
     """Judge the findings of a run again, and compare the scores with those of `scores.csv`.
 
     Args:
-        run: the run.
         further_audits: by attack files, which say what the run's own file does not.
     """
     if not run.scores:

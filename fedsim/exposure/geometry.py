@@ -73,7 +73,6 @@ def compute_geometry(
         before: w_0.
         inputs: `example ...` in model units.
         labels: `example`.
-        settings: the client's local training.
         key: key of its random numbers; with that of the federation, the steps are the recorded
             ones.
         loss: the task's loss, before label smoothing.

@@ -100,7 +100,6 @@ def measure_client(
     A measure that fails gives a row with the reason, and stops no other.
 
     Args:
-        schedules: the measures.
         model: with the weights that the server broadcast.
         share: all examples that the client trains on.
         training: local training as the server's message asks for it.

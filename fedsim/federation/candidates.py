@@ -59,7 +59,6 @@ def draw_candidates(
         data: the partitioned data set.
         clients: ids of the clients whose training records the members are.
         others: source of the non-members, one of `fedsim.interfaces.knowledge.NON_MEMBER_SOURCES`.
-        most: most candidates.
         known: number of records that `draw_known_candidates` takes from the same pairs; where there
             are not so many, none are set aside.
 

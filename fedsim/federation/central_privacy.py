@@ -34,10 +34,8 @@ def make_central_privacy(
     """Return the mechanism that a table describes.
 
     Args:
-        table: its settings.
         settings: those of the strategy, which say how many clients a round has.
         clients: number of clients of the federation.
-        rounds: number of its rounds.
 
     Raises:
         ConfigError: delta promises nothing, clients are not drawn as the table says, or no noise
@@ -119,8 +117,6 @@ def check_central_privacy(experiment: Experiment, strategy: Any, settings: Mappi
 
     Args:
         experiment: the experiment, which has the table.
-        strategy: its strategy.
-        settings: of the strategy.
 
     Raises:
         ConfigError: they do not, in a sentence that names what forbids it and what to do.

@@ -52,10 +52,8 @@ def make_distributed_privacy(
     """Return the mechanism that a table describes.
 
     Args:
-        table: its settings.
         groups: what is summed.
         clients: number of clients of the federation.
-        rounds: number of its rounds.
 
     Raises:
         ConfigError: delta promises nothing, no noise keeps to epsilon, or a sum with its noise does

@@ -131,7 +131,6 @@ def run_moments(
     """Return the moments of a run: recorded rounds, by default the first one, or saved states.
 
     Args:
-        folder: the run folder.
         states: names of states that the run saved, or files.
         rounds: recorded rounds.
         clients: ids; an empty list means all that sent.

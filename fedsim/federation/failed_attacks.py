@@ -69,7 +69,6 @@ def save_failed_attacks(
     """Note attacks that failed, and strike out those that failed before and now succeeded.
 
     Args:
-        folder: the run.
         failed: attacks that failed now.
         succeeded: what was attempted with success, see `FailedAttack.job`.
     """

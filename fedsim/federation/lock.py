@@ -30,7 +30,6 @@ def lock_folder(folder: Path, owner: object = None, *, wait: bool = False) -> It
     the lock when the process ends, however it ends; processes that it started do not keep it.
 
     Args:
-        folder: folder to lock.
         owner: value that may lock the folder again within the context.
         wait: where another process has locked it, wait for that to end.
 

@@ -234,7 +234,6 @@ def read_rows(
     """Read the rows of a CSV file; none where there is no such file.
 
     Args:
-        path: of the file.
         texts: columns that have to exist.
         numbers: columns that have to hold a number or nothing.
         counts: columns that have to hold a whole number from 0 on, such as the id of a client.

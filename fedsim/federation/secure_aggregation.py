@@ -49,9 +49,7 @@ def check_groups(table: SecureAggregationTable, strategy: Any, settings: Mapping
     """Check that a round can be split into such groups, and that the strategy can work with sums.
 
     Args:
-        table: settings of secure aggregation.
         strategy: built from `settings`.
-        settings: of the strategy.
         clients: number of clients of the federation.
 
     Raises:
@@ -94,7 +92,6 @@ def check_weights(table: SecureAggregationTable, counts: Sequence[int]) -> None:
     """Raise ConfigError where a client's weight would be rounded to nothing.
 
     Args:
-        table: settings of secure aggregation.
         counts: number of examples N that each client reports.
     """
     smallest, largest = min(counts), max(counts)

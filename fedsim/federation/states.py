@@ -71,7 +71,6 @@ class TrainingStates:
         """Write one state and note it in the manifest, and the manifest in that of a run around it.
 
         Args:
-            name: of the state.
             state: tensors by name.
             made_by: description of the whole training: settings, versions.
             about: facts about this state, such as its accuracy.

@@ -77,7 +77,6 @@ def check_strategy(strategy: Any, settings: Mapping[str, Any], clients: int) -> 
 
     Args:
         strategy: built from `settings`.
-        settings: of the strategy.
         clients: number of clients of the federation.
 
     Raises:

@@ -22,7 +22,6 @@ def validate_tables(kind: type[_T], tables: Mapping[str, Any], where: str) -> _T
     """Validate `tables` as `kind`, turning the first error into one sentence.
 
     Args:
-        kind: class of the table.
         tables: values by key.
         where: name of the tables in error texts.
 

@@ -29,7 +29,6 @@ def make_states(config: Config, name: str, out: Path | None) -> TrainingStates:
     training continues.
 
     Args:
-        config: the experiment.
         name: of the experiment, for a folder in the cache.
         out: a run folder; nothing is recorded in it, and no attack is run.
 

@@ -50,7 +50,6 @@ def describe_recipe(experiment: Experiment, *, has_memory: bool) -> dict[str, in
     """Return what updates are computed again with, as it stands in a round's header.
 
     Args:
-        experiment: the run's.
         has_memory: whether a client begins the round with something that it keeps from earlier
             rounds, so that these have to be computed first.
     """

@@ -218,9 +218,7 @@ class BatchedCall:
         """Compute what `objective_and_gradients` does for several restarts, one row for each.
 
         Args:
-            slots: of the restarts.
             values: by name, `restart ...`.
-            iteration: of all of them.
             distance_gradient: append the gradient of the distance, without priors, in the value `dummy`.
         """
         restarts = [self._restart(slot) for slot in slots]

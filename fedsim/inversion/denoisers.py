@@ -104,7 +104,6 @@ def load_denoiser(records: Records, records_hash: str, scaling: InputScaling, de
 
     Args:
         records: images, inputs in model units; their classes are told to the network.
-        records_hash: of the records.
         scaling: the range of the inputs.
         device: where it is trained and used.
     """

@@ -62,7 +62,6 @@ def check_differentiability(
     once; `torch.autograd.grad` would skip that function and return a part of the gradient.
 
     Args:
-        problem: the inversion problem.
         values: what is optimised, at its start; `dummy` are the dummy data.
         labels: of the dummy data.
         distance_of: returns the distance for given values, without priors.

@@ -27,7 +27,6 @@ def objective_key(
 
     Args:
         recipe: how the objective is computed.
-        problem: of one victim.
         values: what is optimised, by name.
         target: what gradients are compared with.
     """

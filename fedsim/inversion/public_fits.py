@@ -112,8 +112,6 @@ def fit_patches(problem: InversionProblem, size: int, components: int, shape: tu
 
     Args:
         size: side of the patches; that of the images where these are smaller.
-        components: of the mixture.
-        shape: of one example.
 
     Raises:
         AttackError: there are no auxiliary records, they are of another shape, or no images.
@@ -151,9 +149,6 @@ def fit_patches(problem: InversionProblem, size: int, components: int, shape: tu
 
 def fit_denoiser(problem: InversionProblem, shape: tuple[int, ...]) -> Denoiser:
     """Return a denoiser of public images, which is trained where the cache has none, see `load_denoiser`.
-
-    Args:
-        shape: of one example.
 
     Raises:
         AttackError: there are no auxiliary records, they are of another shape, or no images.
@@ -222,7 +217,6 @@ def remember_fit(key: tuple[Any, ...], fit: Callable[[], _Fit]) -> _Fit:
 
     Args:
         key: all that the result follows from.
-        fit: makes it.
     """
     if key not in _fits:
         if len(_fits) >= _MAX_FITS:

@@ -88,7 +88,6 @@ def _find_imports(names: tuple[str, ...], hashes: tuple[str, ...]) -> list[str]:
     """Return the modules that `names` import at any depth, and that belong to the same code.
 
     Args:
-        names: modules.
         hashes: of their files; only a key of the cache, as an edited module may import others.
     """
     del hashes

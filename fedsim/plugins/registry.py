@@ -160,7 +160,6 @@ def find_groups(name: str, tables: Iterable[str] = ()) -> list[Group]:
     """Return the groups in which `name` is registered, or to which `module:attribute` belongs.
 
     Args:
-        name: of a plug-in.
         tables: names that something else than a plug-in has; such a name may be in no group.
 
     Raises:
@@ -407,7 +406,6 @@ def explain_validation_error(error: ValidationError, tables: Any) -> tuple[list[
     one sentence.
 
     Args:
-        error: the complaints.
         tables: the validated tables, in which the keys are looked up.
     """
     complaints = error.errors()

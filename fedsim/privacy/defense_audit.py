@@ -120,11 +120,9 @@ def audit_defense(
     """Audit a defense.
 
     Args:
-        defense: with its settings.
         trials: of each of two neighbours, in which it is guessed which one a client has.
         clients: whose messages are summed before the server sees them, as secure aggregation does.
         survivors: how many of these send theirs; all by default.
-        seed: of the trials.
 
     Raises:
         ConfigError: the audit is too small to show anything, or the defense promises nothing.

@@ -143,7 +143,6 @@ class FederationLedger:
         """Count round `number`, and return its rows by the columns of the ledger.
 
         Args:
-            number: the round.
             asked: whether each client that was asked may send.
         """
         if self.privacy.rate is None:

@@ -64,7 +64,6 @@ def largest_epsilon(trials: int, mechanism: Mechanism | None = None, delta: floa
     """Return the largest epsilon that so many trials of each neighbour can show, if all guesses are right.
 
     Args:
-        trials: of each neighbour.
         mechanism: what is declared; along the curve of Gaussian noise the same rates show more.
         delta: at which epsilon is stated.
 
@@ -128,7 +127,6 @@ def play_game(audited: AuditedDefense, trials: int, delta: float) -> list[GameRe
     """Play the game with the worst neighbours; a result for each pair.
 
     Args:
-        audited: the defense.
         trials: of each of the two neighbours.
         delta: at which the lower bound is stated.
     """

@@ -114,7 +114,6 @@ def measure_sensitivity(audited: AuditedDefense, noise: str, release: int = 1) -
     randomness give different distances, it does not, and nothing is known.
 
     Args:
-        audited: the defense.
         noise: distribution that its mechanism declares.
         release: number of the step or round in which neighbours differ.
     """

@@ -21,9 +21,7 @@ def check_reply(before: State, sent: State, num_members: int, path: Path) -> Non
 
     Args:
         before: what the server sent.
-        sent: the reply.
         num_members: number of clients whose sum it is; 0 for a single client.
-        path: its file.
 
     Raises:
         ConfigError: it has other types or shapes, or is a sum of models in place of their mean.

@@ -249,7 +249,6 @@ def _check_senders(folder: Path, senders: Mapping[str, tuple[int, ...]]) -> None
     """Raise ConfigError where two replies of a round would be recorded under the same client.
 
     Args:
-        folder: of the round.
         senders: name of a reply's file to the clients that it is of.
     """
     name_of = dict[int, str]()

@@ -194,7 +194,6 @@ class MessageFormat(BaseModel):
             state: what was sent.
             update: whose message it is.
             where: round and client, for errors.
-            sender: the sender, for errors.
 
         Raises:
             TranscriptError: there are no control variates, or no model.
@@ -242,7 +241,6 @@ class MessageFormat(BaseModel):
         Args:
             state: the tensors of all records, called `RECORD/NAME`.
             where: round and client, for errors.
-            sender: the sender, for errors.
             key: the key of this table that names the record; empty for the only one.
         """
         records = list(dict.fromkeys(name.partition("/")[0] for name in state))

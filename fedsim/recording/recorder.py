@@ -115,7 +115,6 @@ class Recorder:
         share its copy on disk.
 
         Args:
-            number: the round.
             updates: the updates; those of clients that the plan does not keep are skipped.
             failures: client to reason; read after the last of `updates`.
             config: protocol facts.

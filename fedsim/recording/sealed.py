@@ -29,9 +29,7 @@ def write_sealed_file(
     """Write a sealed file in one step, and return the SHA-256 that it holds.
 
     Args:
-        path: the file.
         header: values for JSON.
-        arrays: arrays by name.
         durable: wait until the file is on the disk.
         announce: called with the SHA-256 before the file is written.
 

@@ -50,8 +50,6 @@ def check_seal(given: Mapping[str, str], text: str, secret: bytes | None) -> boo
     """Check the seal `given` of `text`, and return whether it is signed.
 
     Args:
-        given: the seal.
-        text: the text.
         secret: the key that a signature is checked with; None accepts any signature.
 
     Raises:

@@ -69,7 +69,6 @@ def fit_settings(trees: Iterable[Tree], where: str) -> BoostingSettings:
     difference of their squares over covers.
 
     Args:
-        trees: of one client.
         where: their source, for errors.
 
     Raises:
@@ -136,7 +135,6 @@ def count_leaves(tree: Tree, model: TreeModel, settings: BoostingSettings, where
     Args:
         tree: trained from `model.base_score` alone.
         model: what the client sent.
-        settings: of its training.
         where: its source, for errors.
 
     Raises:

@@ -32,7 +32,6 @@ def record_updates(
     Each set of messages that was sent at once becomes a round.
 
     Args:
-        run: its folder.
         kind: kind of the messages, such as `query.weights`.
         record: the record that holds w_t and the answer; empty where messages have one record.
         broadcast_record: the record that holds w_t where it is another one.

@@ -152,7 +152,6 @@ def match_names(state: State, names: Mapping[str, torch.Size]) -> State | None:
     order.
 
     Args:
-        state: tensors by name.
         names: the model's names and shapes.
 
     >>> state = {"0": torch.ones(2), "1": torch.ones(3)}

@@ -123,10 +123,7 @@ def attack_cards(
     """Return a card for each scored attack; an adaptive attack that equals the naive one shares its card.
 
     Args:
-        all_readings: readings of all scores.
-        findings: the findings.
         extremes: by attack, the examples to show.
-        values: scores of single examples.
         leakages: by attack its scores apart for each round.
     """
     by_key = {

@@ -160,12 +160,10 @@ def draw_curves(
 
     Args:
         title: what the chart shows.
-        found: the curves.
         xlabel, ylabel: the axes, with units.
         limits: lowest and highest y that are shown at least; None fits the curves.
         log: logarithmic y where all values are positive and span a decade.
         log_across: likewise x.
-        legend: add a legend.
     """
     drawn = [_CurveArrays.from_curve(curve) for curve in found]
     values = np.concatenate([part for curve in drawn for part in (curve.y, curve.low, curve.high)])
@@ -210,7 +208,6 @@ def draw_points(
 
     Args:
         title: what the chart shows.
-        found: the points.
         xlabel, ylabel: the axes, with units.
         log: logarithmic x where all values are positive and span a decade.
         legend: what colours mean.

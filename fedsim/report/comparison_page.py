@@ -39,7 +39,6 @@ def write_comparison_page(
     """Write the page.
 
     Args:
-        path: the file.
         columns: the runs; the first is the one that the others are compared with.
         settings: those that are not the same in all, with a value for each run, and sentences on them.
         differences: by the name of each run but the first, how its scores differ from the first one's.

@@ -165,7 +165,6 @@ def attack_charts(
     """Draw one chart for each kind of curve, all attacks laid over one another.
 
     Args:
-        findings: the attack and the curves of each finding.
         looks: how each attack is drawn.
         floors: by metric and attack, the value of the best guess, a dotted line beside a curve of that metric.
     """

@@ -44,7 +44,6 @@ def find_exposed_victim(metric: str, rows: Iterable[Row], controls: Iterable[Row
     What chance may give among so many scores does not count, where that is known.
 
     Args:
-        metric: name of the metric.
         rows: of `sweep.csv`, of one attack on clients with the defense, in both forms.
         controls: of the same attack on clients without it.
 

@@ -118,7 +118,6 @@ def read_findings(
         score_rows: see `read_scores`.
         names: see `name_attacks`.
         gallery: gets the images.
-        scores: scores of single examples.
         card_examples: by finding, the examples that cards of the page show.
     """
     views = []

@@ -204,8 +204,6 @@ def _describe_own_models(
     """Say how good the clients' own models are, and how good the shared one is, where there is one.
 
     Args:
-        name: of the metric.
-        unit: its format.
         test_set: on which the server evaluates.
         server: its figure: that of the shared model, or else the mean of the clients'.
         values: the clients' figures.

@@ -78,7 +78,6 @@ def add_whole_findings(values: ExampleScores, rows: Iterable[Mapping[str, str]])
     An attack that claims a set of words is ranked by how many of them are right.
 
     Args:
-        values: scores of single examples.
         rows: rows of `scores.csv`.
     """
     extended = {key: dict(metrics) for key, metrics in values.items()}
@@ -99,7 +98,6 @@ def extreme_examples(values: ExampleScores, attack_key: tuple[str, str], first: 
     Examples with equal values are ranked by the other metrics, in the order of preference.
 
     Args:
-        values: of all attacks.
         attack_key: title and variant of the attack.
         first: the metric to take if single examples have it, otherwise the preferred one of those that they have.
     """

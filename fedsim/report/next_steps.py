@@ -112,7 +112,6 @@ def describe_audited_run(
     """Return what the next steps depend on.
 
     Args:
-        readings: each attack's scores.
         config: the experiment; None where the run was recorded elsewhere.
         num_recorded: see `AuditedRun`.
         has_failures: likewise.
@@ -243,7 +242,6 @@ def suggest_after_sweep(
     """Return what to do after a sweep.
 
     Args:
-        answer: of the sweep.
         knows_defenses: whether its adversaries know the defenses.
         folder: of the sweep, as commands name it.
         command: that runs it again.

@@ -34,7 +34,6 @@ def write_report(
     """Write `report.html` from what the run folder holds, and a PNG beside each finding.
 
     Args:
-        folder: the run folder.
         audit: who attacked, and where the truth is; by default the run's own experiment says so.
         failures: gets a sentence for each damaged round, each finding that cannot be shown and each panel that
             fails; the page has the others.

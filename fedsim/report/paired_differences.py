@@ -77,7 +77,6 @@ def subtract_control(
     """Subtract the scores without a defense, by victim and seed and towards leakage; None where nothing is paired.
 
     Args:
-        metric: name of the metric.
         values: scores with the defense.
         control: those without it.
         shared_error: standard error of a seed that all its victims have in common, such as by candidates that they

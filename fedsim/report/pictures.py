@@ -153,7 +153,6 @@ class Gallery:
 
         Args:
             about: what the finding says of itself.
-            sheet: its images.
             typical: it claims what classes look like.
             guess: makes the best guess that it is judged beside: its name, and as many images as are claimed.
             scores: by metric the value of each image.

@@ -68,7 +68,6 @@ def describe_recovery(readings: Sequence[ScoreReading], plural: str, *, are_text
     Fewer examples that came back better are told after them.
 
     Args:
-        readings: of all scores.
         plural: what several examples are called.
         are_texts: whether they are texts, which are recovered whole or not at all.
     """

@@ -246,7 +246,6 @@ def read_audit(
     """Return the audit that the run's own experiment describes; None for a recording made elsewhere.
 
     Args:
-        folder: the run folder.
         notes: gets a sentence where the experiment cannot be used.
         failures: gets the error itself.
         trust: import code that the experiment names.
@@ -275,7 +274,6 @@ def open_reported_run(
     """Return what a report says of a run folder; nothing but its experiment is read yet.
 
     Args:
-        folder: the run folder.
         audit: who attacked; by default the run's own experiment says so.
         failures: gets the sentences of `ReportedRun.failures`.
         trust: import code that the run folder names.

@@ -79,7 +79,6 @@ def split_by_round(all_readings: Sequence[ScoreReading], rows: Sequence[Mapping[
     """Return by attack its scores apart for each round, where it has scores of at least two.
 
     Args:
-        all_readings: readings of all scores.
         rows: rows of `scores.csv`.
     """
     leakages = {}

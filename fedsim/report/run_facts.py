@@ -313,8 +313,6 @@ def prove_guarantee(
     clients hold.
 
     Args:
-        experiment: the federation.
-        defense: one of its defenses.
         clients: what each client has spent by this defense, from the ledger.
     """
     most = largest_spender(clients) if clients else None

@@ -29,7 +29,6 @@ def examine_learning(folder: OpenRun, rows: Sequence[Mapping[str, str]]) -> NoLe
     """Return whether anything shows that the model of a run has not learnt.
 
     Args:
-        folder: of the run.
         rows: its `metrics.csv`; where there are none, as of another's app, what its clients reported counts.
     """
     if not rows:

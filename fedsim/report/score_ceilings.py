@@ -34,7 +34,6 @@ def compute_score_ceilings(
     """Return each score that has a value beside its ceiling; none where nothing is proved.
 
     Args:
-        folder: of the run.
         scores: rows of its `scores.csv`.
         partition: name of the partition among its clients.
 

@@ -317,7 +317,6 @@ def difference_by_shared_candidates(metric: str, counts: Iterable[float]) -> flo
     It is infinite for a rate at a threshold that they set, and 0 for metrics without candidates.
 
     Args:
-        metric: name of the metric.
         counts: numbers of candidates of each victim.
     """
     facts = describe_metric(metric)

@@ -123,7 +123,6 @@ def group_scores(rows: Sequence[Row], axes: Sequence[str], metric: str) -> list[
     Args:
         rows: rows of `sweep.csv`.
         axes: names of the axes, without attack and seed.
-        metric: the metric.
     """
     scored: dict[_Key, list[Row]] = defaultdict(list)
     failed: dict[_Key, set[tuple[str, str]]] = defaultdict(set)

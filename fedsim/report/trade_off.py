@@ -27,7 +27,6 @@ def draw_trade_off(
     Args:
         name: of the metric, with its unit.
         drawn: the strongest attack of each setting.
-        names: of the settings.
         sign: 1 where a higher score is more leakage, else -1.
         lacking: settings that lack scores of some attacks, which get a star.
         attacks: those that each setting has scores of.

@@ -111,7 +111,6 @@ def build_cells(grid: SweepGrid, *, trust: bool) -> list[SweepCell | InvalidPoin
     not.
 
     Args:
-        grid: of the sweep.
         trust: import code that a file in a run folder names.
 
     Raises:

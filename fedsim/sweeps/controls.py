@@ -48,8 +48,6 @@ def find_controls(grid: SweepGrid, cells: Sequence[SweepCell], *, trust: bool) -
     """Find the control of each cell of `grid`, and build those that it lacks.
 
     Args:
-        grid: of the sweep.
-        cells: all its valid cells.
         trust: import code that a file in a run folder names.
 
     Raises:

@@ -93,7 +93,6 @@ def read_sweep(path: Path, changes: Iterable[tuple[str, Any]] = (), kind: type[A
     """Read the sweep file at `path`.
 
     Args:
-        path: sweep file.
         changes: keys and values to set, of the base or of [sweep] itself, such as `sweep.seeds`.
         kind: of the file from which every cell starts, whose tables axes may name.
 

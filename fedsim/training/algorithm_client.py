@@ -130,8 +130,6 @@ def run_algorithm(
     """Train a client by its algorithm; return what it sends, and the loss that it reports.
 
     Args:
-        algorithm: of all clients.
-        client: the client.
         private_names: names of the tensors that never leave it; these are cut out of what is
             sent.
         private_memory: gets them.

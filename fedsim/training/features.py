@@ -37,7 +37,6 @@ def check_representation(model: nn.Module, name: str) -> None:
     """Check that a trained layer lies before the last linear one, whose inputs are the representation.
 
     Args:
-        model: the network.
         name: of the algorithm that needs it, for errors.
 
     Raises:
@@ -63,9 +62,7 @@ def forward_with_features(
     """Compute the outputs of `model` and the features that enter its last linear layer.
 
     Args:
-        model: the network.
         inputs: `example ...`.
-        compute: computes its outputs.
 
     Raises:
         RunError: the layer is not used exactly once, on features `example feature`.

@@ -139,7 +139,6 @@ def is_rectified(model: nn.Module, layer: str, inputs: Tensor) -> bool:
     negative part.
 
     Args:
-        layer: name of the layer.
         inputs: `example ...`, any values, random ones for instance.
     """
     model, rng = deepcopy(model), generator("rectified")

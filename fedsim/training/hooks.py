@@ -54,7 +54,6 @@ class TrainingHooks:
         Args:
             defenses: of the client, in order.
             model: network that it trains.
-            settings: of local training.
             count: number of its examples, without canaries.
             client_round: its randomness, memory and w_t in this round.
             canaries: gradients that are put among those of its examples.

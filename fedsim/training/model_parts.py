@@ -16,7 +16,6 @@ def find_private_names(algorithm: ClientAlgorithm, network: nn.Module, name: str
 
     Args:
         algorithm: divides the network.
-        network: the model.
         name: of the algorithm, in error texts.
 
     Raises:

@@ -42,8 +42,6 @@ def round_batches(
 
     Args:
         count: number of examples of the client.
-        seed: of the run.
-        client: id of the client.
         number: server round, counted from 1.
 
     Returns:

@@ -55,7 +55,6 @@ def parse_figure(text: str, where: str) -> Figure:
     """Read a printed figure.
 
     Args:
-        text: the figure.
         where: what an error calls its place.
 
     Raises:

@@ -26,7 +26,6 @@ def geometry_figures(
     """Return the figures of a table, by row and quantity; rows that are done are not made again.
 
     Args:
-        made: the recipe.
         scale: `quick` or `full`.
         folder: for a run of each row.
         beside: to which paths in the recipe are relative.

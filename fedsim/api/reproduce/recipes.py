@@ -185,7 +185,6 @@ def read_sweep_figures(recipe: TableRecipe, scores: Scores, decimals: Mapping[st
 
     Args:
         recipe: where they stand.
-        scores: what the sweep scored.
         decimals: by quantity, how many digits behind the point.
     """
     figures = {}
@@ -207,8 +206,6 @@ def read_reasons(recipe: TableRecipe, board: SweepBoard, figures: Mapping[str, o
 
     Args:
         recipe: with a row for each attack.
-        board: of the sweep.
-        figures: by row.
     """
     if not recipe.by_attack:
         return {}
@@ -232,7 +229,6 @@ def _figure(reading: FigureSource, lines: Sequence[Mapping[str, str]], recipe: T
     """Format mean and spread over victims and seeds, and over how many if some have none; empty where it was not run.
 
     Args:
-        reading: what to read.
         lines: rows of `sweep.csv` of one setting.
         recipe: says what the spread is.
         decimals: how many digits behind the point.

@@ -149,7 +149,6 @@ class Case(ABC):
 
         Args:
             spec: the present file.
-            about: metadata of the finding.
         """
 
     @abstractmethod
@@ -198,7 +197,6 @@ class Case(ABC):
         """Return the parts of the model that stay with `client`, as they are before it trains.
 
         Args:
-            client: the victim.
             is_first_round: whether the attacked round is the first in which the victim takes part.
 
         Raises:
@@ -212,7 +210,6 @@ class Case(ABC):
         Args:
             knowledge: of the adversary about every victim.
             clients: the victim, or the group that it stands for.
-            truth: their data.
         """
 
     @abstractmethod

@@ -95,7 +95,6 @@ def _search_guesses(
     the best one so far is lowest, and searched only if it is lower there.
 
     Args:
-        message: the update.
         guesses: examples and their similarity at w_t; the best ones first.
         labels: that are claimed.
     """

@@ -49,7 +49,6 @@ def score_identification(claimed: Tensor, truth: Truth, pool: Pool | None, devic
 
     Args:
         claimed: `claim ...`.
-        truth: of the victim.
         pool: its examples among others; None where no others are known.
         device: on which a modality of fedsim compares.
     """

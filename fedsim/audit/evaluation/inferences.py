@@ -92,11 +92,7 @@ class InferenceEvaluator(Evaluator[Inference]):
 
 
 def _holders(finding: Inference, records: Mapping[int, Sequence[bytes]], victim: int) -> Tensor:
-    """Return `record candidate`, whether the candidate holds the record or one that equals it.
-
-    Args:
-        records: by client.
-    """
+    """Return `record candidate`, whether the candidate holds the record or one that equals it."""
     candidate_records = [set(records[candidate]) for candidate in finding.candidates.tolist()]
     rows = []
     for record in records[victim]:

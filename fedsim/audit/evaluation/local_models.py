@@ -209,7 +209,6 @@ def score_local_model(
         references: `example ...` each, draws of public examples in model units. Zest is the mean
             over them.
         other_optimum: the second optimum; None leaves `zest_other_start` out.
-        columns: of a table.
         modality: name of the kind of examples; inferred where it is empty.
         target: mean and standard deviation that targets were standardised with.
         cache: for further calls with the same references.

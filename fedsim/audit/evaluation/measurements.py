@@ -35,7 +35,6 @@ def measure_claims(claimed: Tensor, truth: Truth, weights: Path | None) -> Metri
 
     Args:
         claimed: `claim ...`.
-        truth: of the victim.
         weights: folder with weights of networks.
     """
     return measure_sets([claimed], truth, weights, CPU)[0]
@@ -51,7 +50,6 @@ def measure_sets(
 
     Args:
         claimed_sets: `claim ...` each.
-        truth: of the victim.
         weights: folder with weights of networks.
         device: on which is computed; the values are on the CPU.
     """
@@ -151,7 +149,6 @@ def measure_chance_matches(
 
     Args:
         claimed: `claim ...`.
-        truth: of the victim.
         others: examples that it does not hold.
         weights: folder with weights of networks.
         device: on which metrics of fedsim compare.

@@ -90,7 +90,6 @@ def score_labels(finding: RowLabels, labels: Tensor) -> list[Score]:
     is scored where labels are told apart and exchanged, which is no sign that they are safe.
 
     Args:
-        finding: the claims.
         labels: `claim`, the true label of each claimed row.
     """
     scores = list[Score]()
@@ -225,7 +224,6 @@ def find_rows(rows: Tensor, truth: Truth, counted: int = 0) -> Tensor:
     """Return the position of each row in the truth.
 
     Args:
-        rows: ids.
         truth: names the ids of its rows; without them they are counted from 0.
         counted: rows of each step, where messages name none and `rows` are positions; else 0.
 

@@ -103,7 +103,6 @@ def widen_interval(low: float, high: float, mean: float, reach: float) -> tuple[
     Args:
         low: where the interval begins.
         high: where it ends.
-        mean: of the values.
         reach: how far the interval of that error alone extends to either side.
 
     >>> widen_interval(6.0, 14.0, 10.0, 3.0)

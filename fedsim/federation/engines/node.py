@@ -47,9 +47,6 @@ def play_cohort(
     average time of a client so far if that is more. Then it is interrupted.
 
     Args:
-        app: the ClientApp.
-        message: the cohort message.
-        context: the node's context.
         train_group: trains a group at once, if given. It is called with the message to the first
             client and the `Context.state` of each client of the group. Clients for which it returns
             the records of a reply are not asked one by one.

@@ -47,7 +47,6 @@ def last_layer(problem: InversionProblem, dummy: Tensor) -> LastLayer:
     Assumes that the model's outputs go into the cross-entropy as they are.
 
     Args:
-        problem: the inversion problem.
         dummy: `example ...`, standardised, any data that the model takes. The outputs for them show
             which layer is the last, and whether features may be below 0.
 
@@ -117,7 +116,6 @@ def output_layer(model: nn.Module, inputs: Tensor) -> tuple[str, Tensor]:
     """Find the linear layer whose outputs are the model's; return its name and its inputs.
 
     Args:
-        model: of the federation.
         inputs: `example ...`, as the model takes them.
 
     Raises:
@@ -172,9 +170,7 @@ def _check_used_once(model: nn.Module, inputs: Tensor, name: str, parameters: Ma
     The gradient of a random sum of outputs is compared with that of the layer alone.
 
     Args:
-        model: of the federation.
         inputs: `example ...`, as the model takes them.
-        name: of the layer.
         parameters: copies of those that are read, by name; none of a layer that clients do not train.
     """
     if not parameters:

@@ -122,7 +122,6 @@ def logit_gradient(loss: MeanLoss, classes: int, device: torch.device | str = "c
 
     Args:
         loss: that clients minimise.
-        classes: number of logits.
         device: of tensors that the loss may hold.
 
     Raises:

@@ -242,11 +242,9 @@ def _simulate_model(
     share of that by the gradient at w_0 alone, and the copy is trained again.
 
     Args:
-        model: of the federation.
         update: whose examples are counted.
         before: w_0.
         gradient: `class`, the movement of the bias over learning rate x local steps.
-        name: of that bias.
         labels: `example`, to start from.
         outputs: `class`, the mean softmax output for noise at w_0.
         probes: noise.
@@ -348,8 +346,6 @@ def layer_directions(bias: str, states: NamedStates, defenses: Sequence[Defense]
     """Return w_0 - w_T of the last layer, weights first; what defenses dropped is filled in.
 
     Args:
-        bias: its name.
-        states: of the update.
         defenses: of the client, if they are known.
     """
     names = [f"{bias.removesuffix('bias')}{kind}" for kind in ("weight", "bias")]
@@ -377,10 +373,7 @@ def _layer_outputs(model: nn.Module, name: str, state: State, probes: Tensor) ->
     """Return the mean softmax output, `class`, and the last layer's inputs, `example feature`.
 
     Args:
-        model: of the federation.
         name: of the last layer's bias.
-        state: its parameters.
-        probes: inputs.
     """
     features: list[Tensor] = []
     layer = model.get_submodule(name.rpartition(".")[0])

@@ -23,7 +23,6 @@ def image_shape(task: Task, model: str, *, smallest: int) -> tuple[int, int, int
     """Return `channel height width` of the images of `task`.
 
     Args:
-        task: the task.
         model: the model's name, for errors.
         smallest: the smallest height and width that the model accepts.
 
@@ -40,7 +39,6 @@ def series_shape(task: Task, model: str, *, smallest: int) -> tuple[int, int]:
     """Return `channel time` of the series of `task`.
 
     Args:
-        task: the task.
         model: the model's name, for errors.
         smallest: the smallest number of times that the model accepts.
 
@@ -57,7 +55,6 @@ def text_shape(task: Task, model: str, *, smallest: int) -> tuple[int, int]:
     """Return the number of tokens in one text of `task`, and the size of the vocabulary.
 
     Args:
-        task: the task.
         model: the model's name, for errors.
         smallest: the smallest number of tokens that the model accepts.
 
@@ -84,10 +81,8 @@ def task_mismatch(task: Task, model: str, takes: str, choose: str = "another mod
     """Return the error to raise when a model cannot be built for a task.
 
     Args:
-        task: the task.
         model: the model's name.
         takes: the inputs that the model accepts.
-        choose: the remedy.
     """
     shape = " x ".join(map(str, task.input_shape))
     got = f"texts of {shape} tokens" if task.vocabulary else f"inputs of shape {shape}"

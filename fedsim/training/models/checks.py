@@ -23,7 +23,6 @@ def check_network(thing: Any, name: str) -> nn.Module:
 
     Args:
         thing: what the plug-in returned.
-        name: the model's name.
 
     Raises:
         ConfigError: it is something else, or has lazy layers or parameters that are no real numbers.
