@@ -65,7 +65,9 @@ class DefenseOutcome:
         naive: the attack by an adversary who does not know the defense; None where it has no scores.
         adaptive: the attack by one who does; None where it was not made.
         difference: of the stronger of both to the control; None where nothing can be paired.
+        was_tried: whether the adaptive attack differs from the naive one by any metric.
         exposed: who is got back all the same, see `find_exposed_victim`.
+        open_question: see `explain_open_rounds`.
         word: one of `WORST_FIRST`.
         reason: why.
     """
@@ -75,10 +77,28 @@ class DefenseOutcome:
     control: AttackReading | None
     naive: AttackReading | None
     adaptive: AttackReading | None
-    difference: PairedDifference | None
+    difference: PairedDifference | None = None
+    was_tried: bool
     exposed: str
-    word: str
+    open_question: str
+    word: str = NOT_CONCLUDED
     reason: str
+
+    @property
+    def sides(self) -> list[AttackReading]:
+        """Forms of the attack on clients with the defense."""
+        return [side for side in (self.naive, self.adaptive) if side is not None]
+
+    @property
+    def strongest(self) -> AttackReading:
+        """The form that gets most."""
+        return max(self.sides, key=lambda side: side.reading.summary.gain)
+
+    def subtract_control(self, values: Mapping[Unit, float], control: AttackReading) -> PairedDifference | None:
+        """Subtract the control's scores from `values`; victims of a seed may share candidates in either."""
+        examples = [*control.reading.summary.examples.values(), *self.strongest.reading.summary.examples.values()]
+        shared_error = difference_by_shared_candidates(self.metric, examples)
+        return subtract_control(self.metric, values, control.values, shared_error)
 
     @property
     def metric_name(self) -> str:
@@ -88,16 +108,14 @@ class DefenseOutcome:
     @property
     def floor_text(self) -> str:
         """What the best guess gets."""
-        sides = [side for side in (self.naive, self.adaptive, self.control) if side is not None]
-        return f"{sides[0].reading.summary.floor:.4g}"
+        return f"{self.sides[0].reading.summary.floor:.4g}"
 
     @property
     def means_text(self) -> str:
         """Means without the defense and with it, by the stronger adversary, and the guess."""
         if self.control is None:
             return ""
-        sides = [side.reading.summary for side in (self.naive, self.adaptive) if side is not None]
-        item = max(sides, key=lambda side: side.gain)
+        item = self.strongest.reading.summary
         without = self.control.reading.summary.mean
         return f"{without:.3g} without, {item.mean:.3g} with, guess {item.floor:.3g}"
 
@@ -114,7 +132,7 @@ class DefenseOutcome:
     @property
     def leaks_with_defense(self) -> bool:
         """Whether the attack is shown to leak with the defense, by either adversary."""
-        return any(side is not None and side.reading.verdict == LEAKS for side in (self.naive, self.adaptive))
+        return any(side.reading.verdict == LEAKS for side in self.sides)
 
     @property
     def is_weaker(self) -> bool:
@@ -155,65 +173,36 @@ def attack_outcomes(
         forms: dict[str, tuple[AttackReading | None, ...]] = {}
         for metric in metrics:
             forms[metric] = tuple(read_scores(own_rows, metric, adaptive=knows) for knows in (False, True))
-        was_tried = any(naive and adaptive and _differ(naive, adaptive) for naive, adaptive in forms.values())
+        was_tried = any(
+            naive and adaptive and differ_beyond_rounding(naive.values, adaptive.values)
+            for naive, adaptive in forms.values()
+        )
         for metric, (naive, adaptive) in forms.items():
-            if any(side is not None and is_judged(side.reading) for side in (naive, adaptive)):
-                comparison = _AttackWithAndWithout(
-                    metric=metric,
-                    control=read_scores(control_rows, metric, adaptive=False),
-                    naive=naive,
-                    adaptive=adaptive,
-                    was_tried=was_tried,
-                    exposed=find_exposed_victim(metric, own_rows, control_rows),
-                    open_question=explain_open_rounds(own_rows, open_rounds),
-                )
-                outcomes.append(_outcome(attack, comparison, no_control))
+            if not any(side is not None and is_judged(side.reading) for side in (naive, adaptive)):
+                continue
+            outcome = DefenseOutcome(
+                attack=attack,
+                metric=metric,
+                control=read_scores(control_rows, metric, adaptive=False),
+                naive=naive,
+                adaptive=adaptive,
+                was_tried=was_tried,
+                exposed=find_exposed_victim(metric, own_rows, control_rows),
+                open_question=explain_open_rounds(own_rows, open_rounds),
+                reason=no_control,
+            )
+            outcomes.append(_judge_against_control(outcome))
     return outcomes
 
 
-@dataclass(frozen=True, kw_only=True)
-class _AttackWithAndWithout:
-    """What is known of one attack by one metric with and without a defense.
-
-    Attributes:
-        metric, control, naive, adaptive: see `DefenseOutcome`.
-        was_tried: whether the adaptive attack differs from the naive one by any metric.
-        exposed: see `find_exposed_victim`.
-        open_question: see `explain_open_rounds`.
-    """
-
-    metric: str
-    control: AttackReading | None
-    naive: AttackReading | None
-    adaptive: AttackReading | None
-    was_tried: bool
-    exposed: str
-    open_question: str
-
-    @property
-    def sides(self) -> list[AttackReading]:
-        """Forms of the attack on clients with the defense."""
-        return [side for side in (self.naive, self.adaptive) if side is not None]
-
-    @property
-    def strongest(self) -> AttackReading:
-        """The form that gets most."""
-        return max(self.sides, key=lambda side: side.reading.summary.gain)
-
-    def subtract_control(self, values: Mapping[Unit, float], control: AttackReading) -> PairedDifference | None:
-        """Subtract the control's scores from `values`; victims of a seed may share candidates in either."""
-        examples = [*control.reading.summary.examples.values(), *self.strongest.reading.summary.examples.values()]
-        shared_error = difference_by_shared_candidates(self.metric, examples)
-        return subtract_control(self.metric, values, control.values, shared_error)
-
-    @property
-    def leaks(self) -> bool:
-        """Whether either form leaks."""
-        return any(side.reading.verdict == LEAKS for side in self.sides)
-
-
-def _differ(naive: AttackReading, adaptive: AttackReading) -> bool:
-    return differ_beyond_rounding(naive.values, adaptive.values)
+def _judge_against_control(outcome: DefenseOutcome) -> DefenseOutcome:
+    """Return the outcome with its difference to the control, and, where there has to be one, with a verdict."""
+    if outcome.control is not None:
+        outcome = replace(outcome, difference=outcome.subtract_control(outcome.strongest.values, outcome.control))
+    if outcome.reason:  # why there is no control
+        return outcome
+    word, reason = _judge(outcome)
+    return replace(outcome, word=word, reason=reason)
 
 
 def read_scores(rows: Iterable[Row], metric: str, *, adaptive: bool) -> AttackReading | None:
@@ -257,33 +246,13 @@ def _score_row(row: Row, metric: str, higher: bool) -> dict[str, str]:
     }
 
 
-def _outcome(attack: str, comparison: _AttackWithAndWithout, no_control: str) -> DefenseOutcome:
-    control, difference = comparison.control, None
-    if control is not None:
-        difference = comparison.subtract_control(comparison.strongest.values, control)
-    word, reason = NOT_CONCLUDED, no_control
-    if not no_control:
-        word, reason = _judge(comparison, difference)
-    return DefenseOutcome(
-        attack=attack,
-        metric=comparison.metric,
-        control=control,
-        naive=comparison.naive,
-        adaptive=comparison.adaptive,
-        difference=difference,
-        exposed=comparison.exposed,
-        word=word,
-        reason=reason,
-    )
-
-
-def _judge(comparison: _AttackWithAndWithout, difference: PairedDifference | None) -> tuple[str, str]:
-    """Return an outcome and the reason for it, see `docs/how-to/compare-defenses.md`."""
-    control, naive, adaptive = comparison.control, comparison.naive, comparison.adaptive
+def _judge(outcome: DefenseOutcome) -> tuple[str, str]:
+    """Return a word for an outcome and the reason for it, see `docs/how-to/compare-defenses.md`."""
+    control, naive, adaptive, difference = outcome.control, outcome.naive, outcome.adaptive, outcome.difference
     if control is None or difference is None:
         return NOT_CONCLUDED, "the attack has no scores of the same victims without the defense"
     if control.reading.verdict != LEAKS:
-        if comparison.leaks:
+        if outcome.leaks_with_defense:
             word = NOTHING if difference.is_more or difference.falls_by_at_most(0.0) else NOT_CONCLUDED
             return word, "the attack leaks with the defense, but is not shown to leak without it"
         return NOT_CONCLUDED, _why_control_says_nothing(control.reading)
@@ -293,9 +262,9 @@ def _judge(comparison: _AttackWithAndWithout, difference: PairedDifference | Non
             naive=naive.reading,
             adaptive=adaptive.reading,
             control=control.reading,
-            was_tried=comparison.was_tried,
+            was_tried=outcome.was_tried,
         )
-        is_open = comparison.exposed or comparison.open_question or difference.num_victims < MIN_VICTIMS
+        is_open = outcome.exposed or outcome.open_question or difference.num_victims < MIN_VICTIMS
         if pair.outcome == HOLDS and not is_open:
             num_victims = min(naive.reading.summary.count, adaptive.reading.summary.count)
             unseen = 100 * find_largest_unseen(num_victims)
@@ -306,13 +275,11 @@ def _judge(comparison: _AttackWithAndWithout, difference: PairedDifference | Non
             )
         if pair.outcome == ONLY_NAIVE:
             return ONLY_NAIVE, "the adaptive attack is beyond the guess"
-    return _judge_difference(comparison, control, difference)
+    return _judge_difference(outcome, control, difference)
 
 
-def _judge_difference(
-    comparison: _AttackWithAndWithout, control: AttackReading, difference: PairedDifference
-) -> tuple[str, str]:
-    """Return an outcome by the difference to an attack that leaks without the defense, and the reason for it."""
+def _judge_difference(outcome: DefenseOutcome, control: AttackReading, difference: PairedDifference) -> tuple[str, str]:
+    """Return a word by the difference to an attack that leaks without the defense, and the reason for it."""
     if difference.shared_error == math.inf:
         return NOT_CONCLUDED, (
             "the victims of a seed may share the candidates that set its threshold, so that a difference has no "
@@ -320,22 +287,22 @@ def _judge_difference(
         )
     if not difference.is_measured:
         return NOT_CONCLUDED, f"the difference of {number_of(difference.count, 'pair')} has no interval"
-    if difference.is_less and comparison.adaptive is None:
+    if difference.is_less and outcome.adaptive is None:
         return NOT_CONCLUDED, (
             "leakage is lower, but only the naive attack ran; grant defenses = true in [adversary.knowledge], or "
             "choose an attack that uses them"
         )
     if difference.is_less:
-        return WEAKENS, _why_it_does_not_hold(comparison, difference.num_victims)
+        return WEAKENS, _why_it_does_not_hold(outcome, difference.num_victims)
     # Of victims whose message the attack could do nothing with, it gets no more than a guess.
-    guesses = {unit: control.floors[unit] for unit in comparison.strongest.unscored if unit in control.floors}
-    lowest = comparison.subtract_control({**comparison.strongest.values, **guesses}, control)
+    guesses = {unit: control.floors[unit] for unit in outcome.strongest.unscored if unit in control.floors}
+    lowest = outcome.subtract_control({**outcome.strongest.values, **guesses}, control)
     assert lowest is not None
-    if comparison.leaks and lowest.is_more:
+    if outcome.leaks_with_defense and lowest.is_more:
         return NOTHING, "leakage is higher than without it"
-    margin = min(find_margin(comparison.metric), _MARGIN_OF_GAIN * control.reading.summary.gain)
-    if comparison.leaks and lowest.falls_by_at_most(margin):
-        return NOTHING, _explain_equality(comparison.metric, difference, margin)
+    margin = min(find_margin(outcome.metric), _MARGIN_OF_GAIN * control.reading.summary.gain)
+    if outcome.leaks_with_defense and lowest.falls_by_at_most(margin):
+        return NOTHING, _explain_equality(outcome.metric, difference, margin)
     return NOT_CONCLUDED, _explain_uncertainty(difference)
 
 
@@ -372,23 +339,23 @@ def _why_control_says_nothing(control: ScoreReading) -> str:
     return f"without the defense no leak is shown either ({control.verdict or control.remark})"
 
 
-def _why_it_does_not_hold(comparison: _AttackWithAndWithout, num_victims: int) -> str:
-    if comparison.leaks:
+def _why_it_does_not_hold(outcome: DefenseOutcome, num_victims: int) -> str:
+    if outcome.leaks_with_defense:
         return "leakage is lower than without it, but there is still a leak"
-    if comparison.open_question:
-        return f"leakage is lower than without it in the attacked rounds, but {comparison.open_question}"
-    if comparison.exposed:
+    if outcome.open_question:
+        return f"leakage is lower than without it in the attacked rounds, but {outcome.open_question}"
+    if outcome.exposed:
         return (
             "leakage is lower than without it, but for "
-            f"{comparison.exposed} it is at least half of what an attack gets on average without it"
+            f"{outcome.exposed} it is at least half of what an attack gets on average without it"
         )
     if num_victims < MIN_VICTIMS:
         victims = number_of(num_victims, "victim")
         return f"leakage is lower than without it, but only {victims} were attacked with it and without"
-    if all(at_floor(side.reading.summary) for side in comparison.sides):
+    if all(at_floor(side.reading.summary) for side in outcome.sides):
         return (
             "leakage is lower than without it, but the attack did not use its knowledge of the defense, so that no "
             "adaptive attack was tried"
         )
-    remedy = "candidates or seeds" if describe_metric(comparison.metric).evidence == "candidates" else "victims"
+    remedy = "candidates or seeds" if describe_metric(outcome.metric).evidence == "candidates" else "victims"
     return f"leakage is lower than without it; it is open whether there is still a leak, and more {remedy} would tell"
