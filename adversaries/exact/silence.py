@@ -155,13 +155,9 @@ def _reweight(
     for _ in range(_REWEIGHTINGS):
         solution = solve(weights)
         misfit = compute_misfit(solution).abs()
-        floor = _median_misfit(misfit, is_silent) if floor is None else _lower_floor(floor)
+        floor = _median_misfit(misfit, is_silent) if floor is None else (floor * _FLOOR_FACTOR).clamp_min(_LEAST_FLOOR)
         weights = _inverse_misfit_weights(misfit, is_silent, floor)
     return solution
-
-
-def _lower_floor(floor: Tensor) -> Tensor:
-    return (floor * _FLOOR_FACTOR).clamp_min(_LEAST_FLOOR)
 
 
 def _inverse_misfit_weights(misfit: Tensor, is_silent: Tensor, floor: Tensor) -> Tensor:

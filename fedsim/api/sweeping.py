@@ -199,7 +199,7 @@ def _do_jobs(board: SweepBoard, sweep: SweepTable) -> None:
     if not total:
         return
     stages = _SweepStages(board, stop_without_leak=sweep.stop_without_leak)
-    queue = JobQueue([], [], sweep.workers or count_cores(), _memory_limit(sweep))
+    queue = JobQueue([], [], sweep.workers or count_cores(), sys.maxsize if sweep.address else free_memory())
     stages.fill(queue)
     for finished_cell in (*plan.finished_cells.values(), *plan.finished_federations.values()):
         queue.record_memory(finished_cell.memory)
@@ -278,11 +278,6 @@ def _run_jobs(queue: JobQueue, sweep: SweepTable, board: SweepBoard) -> Iterator
             queue, sweep.workers, job_runner, arguments, sweep.address, (board.folder / FILE).resolve()
         )
     return run_in_processes(queue, sweep.workers or count_cores(), job_runner, arguments, _silent)
-
-
-def _memory_limit(sweep: SweepTable) -> int:
-    """Return the bytes for all jobs together; a cluster looks after its own."""
-    return sys.maxsize if sweep.address else free_memory()
 
 
 @contextmanager

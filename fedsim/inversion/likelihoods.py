@@ -61,7 +61,7 @@ class MessageLikelihood:
         noise, scale = problem.noise or MessageNoise(), problem.update_scale
         sent = problem.direction
         variances, bounds, steps = [], [], []
-        message_size = _root_mean_square(sent)
+        message_size = torch.cat([tensor.flatten() for tensor in sent]).square().mean().sqrt()
         for name, tensor in zip(problem.parameter_names, sent, strict=True):
             zeros = torch.zeros_like(tensor)
             variance = noise.deviations.get(name, zeros).to(tensor).square()
@@ -105,11 +105,6 @@ def draw_message(gradient: Tensors, target: Tensors, rng: torch.Generator) -> li
         deviation = torch.where(total.isfinite(), total, 0.0).sqrt()
         drawn.append(tensor + deviation * torch.randn(tensor.shape, generator=rng).to(tensor))
     return [*drawn, *target[count:]]
-
-
-def _root_mean_square(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the root mean square of all numbers of a message."""
-    return torch.cat([tensor.flatten() for tensor in tensors]).square().mean().sqrt()
 
 
 def _rounding_variance(values: Tensor, step: Tensor) -> Tensor:

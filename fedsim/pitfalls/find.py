@@ -49,7 +49,16 @@ def find_pitfalls(design: EvaluationDesign) -> list[Pitfall]:
         if symptom is None:
             continue
         if isinstance(symptom, Untried):
-            pitfalls.append(_describe_untried(rule, symptom))
+            pitfalls.append(
+                Pitfall(
+                    name=rule.name,
+                    title=f"not checked: {rule.title}",
+                    detail=symptom.why,
+                    reason=rule.reason,
+                    counter_experiment="",
+                    was_tried=False,
+                )
+            )
             continue
         tables = design.write_out_changes(rule.name, symptom.changes, symptom.further)
         pitfalls.append(
@@ -62,14 +71,3 @@ def find_pitfalls(design: EvaluationDesign) -> list[Pitfall]:
             )
         )
     return pitfalls
-
-
-def _describe_untried(rule: PitfallRule, untried: Untried) -> Pitfall:
-    return Pitfall(
-        name=rule.name,
-        title=f"not checked: {rule.title}",
-        detail=untried.why,
-        reason=rule.reason,
-        counter_experiment="",
-        was_tried=False,
-    )

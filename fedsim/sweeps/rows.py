@@ -44,7 +44,7 @@ def sweep_rows(
     """
     federation = {**_final_accuracy(folder), "bytes": _mean_bytes(folder.recording)}
     proved, measured = _proved_epsilons(folder, role), _measured_epsilons(folder)
-    accuracies = _client_accuracies(folder)
+    accuracies = {row["client"]: row["accuracy"] for row in read_metrics(folder) if _clear_nan(row["accuracy"])}
     seconds = _attack_seconds(folder)
     scored = list(read_rows(folder.scores, SCORE_COLUMNS, _NUMBER_COLUMNS, ("victim", "repeat", "examples")))
     if variants is not None:
@@ -99,11 +99,6 @@ def _final_accuracy(folder: RunFolder) -> dict[str, str]:
         count = str(reported.examples) if reported.examples else ""
         return {"accuracy": str(reported.accuracy), "guess": "", "num_evaluated": count}
     return {"accuracy": "", "guess": "", "num_evaluated": ""}
-
-
-def _client_accuracies(folder: RunFolder) -> dict[str, str]:
-    """Return by client the last accuracy of the global model on what it holds out."""
-    return {row["client"]: row["accuracy"] for row in read_metrics(folder) if _clear_nan(row["accuracy"])}
 
 
 def _mean_bytes(transcript: Transcript) -> str:

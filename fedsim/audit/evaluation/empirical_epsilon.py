@@ -333,11 +333,6 @@ def _model_scores(experiment: Experiment, folder: OpenRun, canaries: Canaries) -
     return torch.from_numpy(score_server_canaries(moves.numpy(), rounds_before, experiment.central_privacy))
 
 
-def _summarise_rounds(moves: Tensor) -> Tensor:
-    """Return `kind canary`: of `round canary` their sum and, where there are several, standard deviation."""
-    return torch.stack([moves.sum(0), moves.std(0)]) if len(moves) > 1 else moves
-
-
 def _update_scores(
     experiment: Experiment, transcript: Transcript, canaries: Canaries, mechanisms: Mapping[int, Mechanism]
 ) -> Tensor:
@@ -357,7 +352,7 @@ def _update_scores(
         return torch.zeros(1, canaries.count, dtype=torch.float64)
     moves = torch.stack(rounds)
     likelihoods = score_rounds(moves, declared)
-    kinds = _summarise_rounds(moves)
+    kinds = torch.stack([moves.sum(0), moves.std(0)]) if len(moves) > 1 else moves
     return kinds if likelihoods is None else torch.cat([likelihoods[None], kinds])
 
 

@@ -59,7 +59,7 @@ def draw_roc_chart(
     rocs = [roc for attack_rocs in rocs_by_attack.values() for roc in attack_rocs]
     lowest_false = min(_smallest_share(roc.false_positive_rates.numpy()) for roc in rocs)
     lowest_true = min(_smallest_share(roc.true_positive_rates.numpy()) for roc in rocs)
-    rates = np.geomspace(lowest_false, 1, _num_points(lowest_false))
+    rates = np.geomspace(lowest_false, 1, max(2, 1 + round(-math.log10(lowest_false) * _POINTS_PER_DECADE)))
     looks = {title: Look(number) for number, title in enumerate(attacks) if title in rocs_by_attack}
     lines = []
     for title, look in looks.items():
@@ -83,10 +83,6 @@ def draw_roc_chart(
 def _smallest_share(shares: Numbers) -> float:
     """Return the smallest share above 0."""
     return float(shares[shares > 0].min())
-
-
-def _num_points(lowest_rate: float) -> int:
-    return max(2, 1 + round(-math.log10(lowest_rate) * _POINTS_PER_DECADE))
 
 
 def _true_positive_rates(roc: RocCurve, rates: Numbers) -> Numbers:
