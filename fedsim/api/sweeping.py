@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from fedsim.api.cell_runner import job_runner
 from fedsim.api.logs import log_to_file
 from fedsim.api.objects import name_objects
 from fedsim.api.runs import Report
+from fedsim.base.environment import environment
 from fedsim.base.errors import ConfigError, FedsimError
 from fedsim.base.files import write_text
 from fedsim.base.machine import count_cores, free_memory
@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 STORE = Path("runs") / "cells"
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+"""For processes that jobs run in, of which there is one for each core."""
 _PAUSE_FACTOR = 100
 """Pause between two writes of the tables, as a multiple of the time that writing takes."""
 
@@ -205,7 +206,7 @@ def _do_jobs(board: SweepBoard, sweep: SweepTable) -> None:
         queue.record_memory(finished_cell.memory)
     report_progress("cells", 0, total)
     last_write = time.monotonic()
-    with _single_threaded_processes():
+    with environment(_ONE_THREAD):
         for job, error in _run_jobs(queue, sweep, board):
             waiting = queue.record_end(job, well=error is None)
             if (marker := board.record_end(job, error, waiting)) is not None:
@@ -278,20 +279,6 @@ def _run_jobs(queue: JobQueue, sweep: SweepTable, board: SweepBoard) -> Iterator
             queue, sweep.workers, job_runner, arguments, sweep.address, (board.folder / FILE).resolve()
         )
     return run_in_processes(queue, sweep.workers or count_cores(), job_runner, arguments, _silent)
-
-
-@contextmanager
-def _single_threaded_processes() -> Iterator[None]:
-    """Let processes that are started within compute on one thread each, since there is one for each core."""
-    old_values = {name: os.environ.get(name) for name in _THREAD_VARIABLES}
-    os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))
-    try:
-        yield
-    finally:
-        for name, value in old_values.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
 
 
 def _frame(table: SweepTableFile, texts: tuple[str, ...]) -> pd.DataFrame:

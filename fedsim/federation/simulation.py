@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
+from fedsim.base.environment import environment
 from fedsim.base.errors import FedsimError, InstallationError, RunError, error_reason, plugin_exit_error
 from fedsim.federation.canary_power import log_canary_power
 from fedsim.federation.config import Config
@@ -94,18 +94,15 @@ def quiet_flower() -> Iterator[None]:
 
     Variables that the environment already sets take precedence; afterwards it is as before.
     """
-    added = {key: value for key, value in _FLOWER_ENVIRONMENT.items() if key not in os.environ}
-    os.environ.update(added)
     logger = logging.getLogger("flwr")
     level = logger.level
-    if "FLWR_LOG_LEVEL" in added:  # Flower reads it when it is imported, which may be long ago
-        logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-        for key in added:
-            os.environ.pop(key, None)
+    with environment(_FLOWER_ENVIRONMENT, override=False) as added:
+        if "FLWR_LOG_LEVEL" in added:  # Flower reads it when it is imported, which may be long ago
+            logger.setLevel(logging.WARNING)
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
 
 
 def prepare_run(config: Config, folder: OpenRun, *, resume: bool, overwrite: bool = False) -> None:

@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from fedsim.base.environment import environment
 from fedsim.base.errors import TrustError
 
 ALLOWED_CODE_VARIABLE = "FEDSIM_ALLOWED_CODE"
@@ -53,15 +54,9 @@ def restrict_code(*sources: object, anything: bool = False) -> Iterator[None]:
         sources: values with references, such as words that the user typed.
         anything: allow any reference.
     """
-    previous = os.environ.get(ALLOWED_CODE_VARIABLE)
-    os.environ[ALLOWED_CODE_VARIABLE] = ANY_CODE if anything else json.dumps([])
-    allow_code(*sources)
-    try:
+    with environment({ALLOWED_CODE_VARIABLE: ANY_CODE if anything else json.dumps([])}):
+        allow_code(*sources)
         yield
-    finally:
-        os.environ.pop(ALLOWED_CODE_VARIABLE)
-        if previous is not None:
-            os.environ[ALLOWED_CODE_VARIABLE] = previous
 
 
 def allow_code(*sources: object) -> None:

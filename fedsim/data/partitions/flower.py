@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.base.constraints import CheckedSettings, NonNegativeInt, PositiveInt
+from fedsim.base.environment import environment
 from fedsim.base.errors import ConfigError, InstallationError
 from fedsim.data import Dataset
 from fedsim.data.partitions import Indices
@@ -164,16 +164,11 @@ def _import_partitioners() -> ModuleType:
     They import a library of Hugging Face, which reports its import to a server and draws progress
     bars unless environment variables forbid it at that moment.
     """
-    added = {name for name in _QUIET_VARIABLES if name not in os.environ}
-    os.environ.update(dict.fromkeys(added, "1"))
     try:
-        with warnings.catch_warnings():
+        with environment(dict.fromkeys(_QUIET_VARIABLES, "1"), override=False), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings of its dependencies at import
             return importlib.import_module("flwr_datasets.partitioner")
     except ImportError as error:
         raise InstallationError(
             "partition: this one needs flwr-datasets; pip install 'fedsim-curious[federation]'"
         ) from error
-    finally:
-        for name in added:
-            os.environ.pop(name, None)

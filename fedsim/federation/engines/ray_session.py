@@ -23,6 +23,7 @@ from tempfile import gettempdir
 from typing import Any
 from unittest.mock import patch
 
+from fedsim.base.environment import set_variables
 from fedsim.base.errors import FedsimError, InstallationError, RunError, first_line
 from fedsim.base.files import temporary_folder
 from fedsim.federation.engines import ray_watchdog
@@ -50,7 +51,7 @@ def _restored_host() -> Iterator[None]:
     try:
         yield
     finally:
-        _set_variables(debugger)
+        set_variables(debugger)
         if is_main and handler is not None:
             signal.signal(signal.SIGTERM, handler)
 
@@ -164,24 +165,17 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
         RunError: this process uses a Ray already.
     """
     earlier = {name: os.environ.get(name) for name in variables}
-    _set_variables(variables)
+    set_variables(variables)
     try:
         reload_authentication = _authentication_loader()
         reload_authentication()
         try:
             yield
         finally:
-            _set_variables(earlier)
+            set_variables(earlier)
             reload_authentication()
     finally:
-        _set_variables(earlier)
-
-
-def _set_variables(variables: Mapping[str, str | None]) -> None:
-    for name, value in variables.items():
-        os.environ.pop(name, None)
-        if value is not None:
-            os.environ[name] = value
+        set_variables(earlier)
 
 
 def import_ray() -> Any:
