@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedsim.audit.evaluation.scoring import claimed_data
 from fedsim.base.errors import ConfigError
 from fedsim.base.task import infer_modality
 from fedsim.interfaces.finding_checks import MAX_CLASSES
@@ -23,11 +24,6 @@ _RANGE_TOLERANCE = 1e-3
 """Share of the value range by which a value may lie outside of it, by rounding."""
 Bounds = tuple[list[float], list[float]]
 """Lowest and highest values, one for each channel or one for all."""
-
-
-def claims_of(finding: Reconstruction | Texts) -> Tensor:
-    """Return the examples that a finding claims."""
-    return finding.tokens if isinstance(finding, Texts) else finding.data
 
 
 def _are_tokens(examples: Tensor) -> bool:
@@ -128,7 +124,7 @@ def read_claim(claimed: Any, bounds: Bounds, true: Tensor) -> Reconstruction | T
             f"score: claimed: a {type(claimed).__name__} claims no examples; hand over a Reconstruction or Texts"
         )
     is_finding = isinstance(claimed, Reconstruction | Texts)
-    examples = claims_of(claimed) if is_finding else read_examples("claimed", claimed, bounds)
+    examples = claimed_data(claimed) if is_finding else read_examples("claimed", claimed, bounds)
     _check_same_kind("claimed", examples, true)
     if is_finding:
         finding: Reconstruction | Texts = claimed

@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import requires
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -17,6 +17,7 @@ from packaging.requirements import Requirement
 from fedsim.base.errors import DataError, FedsimError, error_reason, first_line, one_line
 from fedsim.federation.data_folder import WEIGHTS_FOLDER, find_data_folder, find_weights_folder
 from fedsim.plugins import registry
+from fedsim.plugins.descriptions import find_version
 
 _EXTRA = "federation"
 _HOW_TO_GET_WEIGHTS = (
@@ -58,7 +59,7 @@ def run_checks() -> Iterator[MachineCheck]:
 def _versions() -> Iterator[MachineCheck]:
     yield MachineCheck("versions", "python", sys.version.split()[0])
     for name, package in (("fedsim", registry.DISTRIBUTION), ("torch", "torch"), ("flwr", "flwr"), ("ray", "ray")):
-        yield MachineCheck("versions", name, _version(package) or "not installed")
+        yield MachineCheck("versions", name, find_version(package) or "not installed")
 
 
 def _requirements() -> Iterator[MachineCheck]:
@@ -69,7 +70,7 @@ def _requirements() -> Iterator[MachineCheck]:
         always = marker is None or marker.evaluate({"extra": ""})
         if not (always or (marker is not None and marker.evaluate({"extra": _EXTRA}))):
             continue
-        installed = _version(requirement.name)
+        installed = find_version(requirement.name)
         if not installed:
             consequence = "" if always else "recordings can be attacked, but no federation be run; "
             package = registry.DISTRIBUTION if always else f"{registry.DISTRIBUTION}[{_EXTRA}]"
@@ -79,13 +80,6 @@ def _requirements() -> Iterator[MachineCheck]:
             remedy = f"pip install '{requirement.name}{requirement.specifier}'"
             text = f"is {installed}, and fedsim wants {requirement.specifier}; {remedy}"
             yield MachineCheck("versions", requirement.name, text, broken=always)
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
 
 
 def _torch_problem() -> str:
@@ -197,6 +191,6 @@ def _is_ours(group: registry.Group, name: str) -> bool:
     It is not where Flower is not installed, or where two plug-ins share a name.
     """
     try:
-        return registry.is_builtin(group, name) and bool(_version("flwr"))
+        return registry.is_builtin(group, name) and bool(find_version("flwr"))
     except FedsimError:
         return False

@@ -20,7 +20,7 @@ from fedsim.audit.audit import Audit, make_audit
 from fedsim.audit.evaluation.empirical_epsilon import measure_epsilon
 from fedsim.audit.evaluation.proved_ceilings import ProvedCeiling
 from fedsim.audit.plan import AttackJob, ReportJobProgress
-from fedsim.base.errors import ConfigError, FedsimError, TrustError
+from fedsim.base.errors import ConfigError, FedsimError, TrustError, number_of
 from fedsim.exposure.of_clients import failure_sentences as unmeasured
 from fedsim.federation.config import Config
 from fedsim.federation.failed_attacks import read_failed_attacks
@@ -40,7 +40,6 @@ from fedsim.report.recovery import describe_recovery
 from fedsim.report.round_leakage import split_by_round
 from fedsim.report.run_learning import examine_learning, find_reported_accuracy
 from fedsim.report.score_ceilings import compute_score_ceilings
-from fedsim.report.summary import number_of
 from fedsim.report.tensorboard import check_installed
 from fedsim.report.verdicts import LEAKS, ScoreReading, score_readings
 

@@ -19,7 +19,7 @@ from fedsim.audit.audit import Audit, make_audit
 from fedsim.audit.evaluation.empirical_epsilon import read_epsilons
 from fedsim.audit.finding_files import load_claim
 from fedsim.audit.plan import AttackJob
-from fedsim.base.errors import ConfigError, FedsimError, RunError
+from fedsim.base.errors import ConfigError, FedsimError, RunError, number_of
 from fedsim.base.progress import ProgressListener, listen_to_progress
 from fedsim.base.randomness import serialize_calls
 from fedsim.federation.config import AttackFile, Config
@@ -37,7 +37,6 @@ from fedsim.recording.messages import RecordedExchange, read_messages
 from fedsim.recording.recording_folder import find_run
 from fedsim.recording.transcript import Transcript
 from fedsim.report.page import write_report
-from fedsim.report.summary import number_of
 
 if TYPE_CHECKING:
     import pandas as pd  # at run time where a frame is made, as it takes a third of a second

@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from fedsim.api.claimed_examples import (
-    claims_of,
     find_modality_name,
     is_in_other_units,
     read_claim,
@@ -28,7 +27,7 @@ from fedsim.audit.evaluation.claim_units import doubt_units
 from fedsim.audit.evaluation.doubts import collect_doubts
 from fedsim.audit.evaluation.identification import IDENTIFIED
 from fedsim.audit.evaluation.score import Score
-from fedsim.audit.evaluation.scoring import score_examples
+from fedsim.audit.evaluation.scoring import claimed_data, score_examples
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.audit.scores import score_row
 from fedsim.base.randomness import generator, serialize_calls, use_one_thread
@@ -119,15 +118,15 @@ def score(
     true = read_examples("truth", truth, bounds)
     modality = find_modality_name(modality, true)
     finding = read_claim(claimed, bounds, true)
-    if finding is not claimed and is_in_other_units(claims_of(finding), true):
+    if finding is not claimed and is_in_other_units(claimed_data(finding), true):
         log.warning("score: claimed: varies far less than the truth; if its unit is another, use that of value_range")
     # Without labels all examples count as of one class; labels that nobody claims are taken as known.
-    claimed_labels, true_classes = read_labels(claimed, labels, true_labels, len(true), len(claims_of(finding)))
+    claimed_labels, true_classes = read_labels(claimed, labels, true_labels, len(true), len(claimed_data(finding)))
     has_labels, is_labelled = true_classes is not None, claimed_labels is not None
     if true_classes is None:
         true_classes = torch.zeros(len(true), dtype=torch.int64)
     if claimed_labels is None:
-        claimed_labels = true_classes[torch.arange(len(claims_of(finding))) % len(true)]
+        claimed_labels = true_classes[torch.arange(len(claimed_data(finding))) % len(true)]
     scores = score_examples(
         dataclasses.replace(finding, labels=claimed_labels),
         Truth(data=true, labels=true_classes, padding=padding, modality=modality),
@@ -139,7 +138,7 @@ def score(
     scores = [_explain_no_others(item) if public is None else item for item in scores]
     with collect_doubts() as doubts:
         if true.is_floating_point():
-            doubt_units(claims_of(finding), true, "score: claimed")
+            doubt_units(claimed_data(finding), true, "score: claimed")
     return ClaimScores(_make_frame(scores, len(true), "; ".join(doubts)), {item.metric: item for item in scores})
 
 

@@ -170,6 +170,11 @@ _LEAST_SIMILARITY = 0.6
 """Least ratio of difflib of a name that is proposed; below it, names have little but single letters in common."""
 
 
+def number_of(count: int, noun: str) -> str:
+    """Return a count with its noun: `1 round`, or `3 rounds`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a remark with the most similar known name, or with all of them.
 

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from fedsim.base.errors import ConfigError
-from fedsim.cli.options import console, finish, number_of
+from fedsim.base.errors import ConfigError, number_of
+from fedsim.cli.options import console, finish
 from fedsim.cli.plugins import complete_name
 from fedsim.plugins import registry
 

@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from fedsim.base.errors import ConfigError
-from fedsim.cli.options import DataDir, Key, Overrides, Quiet, Trust, Verbose, console, finish, number_of
+from fedsim.base.errors import ConfigError, number_of
+from fedsim.cli.options import DataDir, Key, Overrides, Quiet, Trust, Verbose, console, finish
 
 
 def expose(

@@ -9,8 +9,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from fedsim.base.errors import ConfigError
-from fedsim.cli.options import DataDir, Key, RunPath, Trust, console, format_rounds, number_of
+from fedsim.base.errors import ConfigError, number_of
+from fedsim.cli.options import DataDir, Key, RunPath, Trust, console, format_rounds
 
 
 def geometry(

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from fedsim.cli.options import Key, console, number_of
+from fedsim.base.errors import number_of
+from fedsim.cli.options import Key, console
 
 
 def import_recording(

@@ -11,7 +11,8 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Column, Table
 
-from fedsim.cli.options import console, number_of, strip_control_characters
+from fedsim.base.errors import number_of
+from fedsim.cli.options import console, strip_control_characters
 
 if TYPE_CHECKING:
     from fedsim.report.index_entry import IndexEntry

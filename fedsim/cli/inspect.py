@@ -14,11 +14,11 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from fedsim.base.errors import FedsimError, TranscriptError, one_line
+from fedsim.base.errors import FedsimError, TranscriptError, number_of, one_line
 from fedsim.cli.inspect_adversary import describe_adversary
 from fedsim.cli.inspect_answers import show_answers
 from fedsim.cli.inspect_trees import show_trees
-from fedsim.cli.options import Key, RunPath, console, finish, number_of
+from fedsim.cli.options import Key, RunPath, console, finish
 
 if TYPE_CHECKING:
     from fedsim.recording.header import Reply

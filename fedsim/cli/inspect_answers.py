@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from fedsim.base.errors import one_line
-from fedsim.cli.options import console, number_of
+from fedsim.base.errors import number_of, one_line
+from fedsim.cli.options import console
 
 if TYPE_CHECKING:
     from fedsim.recording.messages import RecordedExchange

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from fedsim.base.errors import FedsimError, one_line
-from fedsim.cli.options import console, number_of
+from fedsim.base.errors import FedsimError, number_of, one_line
+from fedsim.cli.options import console
 
 if TYPE_CHECKING:
     from fedsim.recording.transcript import Transcript

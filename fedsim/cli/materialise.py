@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from fedsim.base.errors import ConfigError, RunError, join_first
+from fedsim.base.errors import ConfigError, RunError, join_first, number_of
 from fedsim.base.files import write_remedy
-from fedsim.cli.options import DataDir, Key, RunPath, Trust, console, number_of
+from fedsim.cli.options import DataDir, Key, RunPath, Trust, console
 
 _MAX_LISTED = 10
 """Most clients that a sentence names."""

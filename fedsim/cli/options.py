@@ -135,11 +135,6 @@ def blank_control_characters(text: str) -> str:
     return "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in text)
 
 
-def number_of(count: int, noun: str) -> str:
-    """Return a count with its noun: `1 round`, or `3 rounds`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
 def format_rounds(numbers: Iterable[int]) -> str:
     """Return `round 3`, or `rounds 1, 3`."""
     distinct = sorted(set(numbers))

@@ -13,8 +13,8 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Column, Table
 
-from fedsim.base.errors import ConfigError
-from fedsim.cli.options import DataDir, Key, Overrides, Quiet, Trust, Verbose, console, finish, number_of
+from fedsim.base.errors import ConfigError, number_of
+from fedsim.cli.options import DataDir, Key, Overrides, Quiet, Trust, Verbose, console, finish
 
 if TYPE_CHECKING:
     from fedsim.sweeps.grid import GridPoint

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+from fedsim.base.errors import number_of
 from fedsim.dossier.contents import (
     LEAKS,
     NO_LEAK,
@@ -28,7 +29,7 @@ from fedsim.report import verdicts
 from fedsim.report.attack_traits import attack_classes
 from fedsim.report.headline import says_more
 from fedsim.report.reported_run import ReportedRun
-from fedsim.report.summary import enumerate_words, number_of
+from fedsim.report.summary import enumerate_words
 from fedsim.report.threats import list_granted_facts
 from fedsim.report.verdicts import ScoreReading
 

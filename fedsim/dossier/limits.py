@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Sequence
 
-from fedsim.base.errors import FedsimError
+from fedsim.base.errors import FedsimError, number_of
 from fedsim.dossier.attacked import list_unjudged
 from fedsim.dossier.contents import (
     LEAKS,
@@ -21,7 +21,7 @@ from fedsim.dossier.contents import (
 from fedsim.dossier.openness import list_open_reasons
 from fedsim.pitfalls.design import EvaluationDesign
 from fedsim.pitfalls.find import find_pitfalls
-from fedsim.report.summary import enumerate_words, number_of
+from fedsim.report.summary import enumerate_words
 from fedsim.report.verdicts import MIN_VICTIMS
 
 _SWEEP_COMPARES = "`fedsim sweep` compares them with these"

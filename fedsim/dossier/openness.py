@@ -6,10 +6,11 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
+from fedsim.base.errors import number_of
 from fedsim.dossier.contents import Result
 from fedsim.interfaces.metric import describe_metric
 from fedsim.report import verdicts
-from fedsim.report.summary import Summary, number_of, summarise
+from fedsim.report.summary import Summary, summarise
 from fedsim.report.verdicts import ScoreReading, judge_summary
 
 NO_LEAK_VERDICTS = (verdicts.GUESSING, verdicts.WORSE_THAN_IMPUTATION)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.audit.plan import ADAPTIVE
+from fedsim.base.errors import number_of
 from fedsim.base.files import hash_file
 from fedsim.dossier.attacked import (
     collect_results,
@@ -47,7 +48,6 @@ from fedsim.report.recovery import describe_recovery
 from fedsim.report.reported_run import ReportedRun, open_reported_run
 from fedsim.report.reproduction_needs import strip_folders
 from fedsim.report.run_facts import run_facts
-from fedsim.report.summary import number_of
 
 _NOT_WRITTEN_SO = "This is not the run that was written, so nothing below can be relied on."
 _VICTIM_IS_GROUP = (

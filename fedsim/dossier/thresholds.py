@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fedsim.base.errors import ConfigError
+from fedsim.base.errors import ConfigError, number_of
 from fedsim.dossier.attacked import list_unjudged
 from fedsim.dossier.contents import (
     CANNOT_DECIDE,
@@ -31,7 +31,7 @@ from fedsim.dossier.contents import (
 )
 from fedsim.dossier.openness import list_open_reasons, name_result
 from fedsim.interfaces.metric import describe_metric
-from fedsim.report.summary import enumerate_words, number_of
+from fedsim.report.summary import enumerate_words
 
 LEAKS_WORD, UNDECIDED_WORD = "leaks", "undecided"
 _COMPARISON = re.compile(r"\s*([\w-]+)\s*(>=|<=|>|<)\s*(\S+)\s*")

@@ -18,7 +18,7 @@ from safetensors.torch import load, save_file
 from torch import Tensor
 
 from fedsim.base.errors import ConfigError, RunError
-from fedsim.base.files import parse_json, replace_atomically, write_remedy
+from fedsim.base.files import hash_file, parse_json, replace_atomically, write_remedy
 from fedsim.recording.manifest import MANIFEST_FILE, ManifestFile
 from fedsim.recording.wire_format import State, non_finite_names
 
@@ -63,7 +63,7 @@ class TrainingStates:
         missing: list[str] = []
         for name in names:
             path = self.path(name)
-            if name not in entries or not path.is_file() or _file_sha256(path) != entries[name]["sha256"]:
+            if name not in entries or not path.is_file() or hash_file(path) != entries[name]["sha256"]:
                 missing.append(name)
         return missing
 
@@ -83,7 +83,7 @@ class TrainingStates:
             self.folder.mkdir(parents=True, exist_ok=True)
             with replace_atomically(path) as temporary:
                 save_file({key: tensor.contiguous() for key, tensor in state.items()}, temporary)
-            entry = {**about, "sha256": _file_sha256(path)}
+            entry = {**about, "sha256": hash_file(path)}
             new_manifest = {**made_by, "states": {**old_manifest.get("states", {}), name: entry}}
             with replace_atomically(self.folder / MANIFEST) as temporary:
                 temporary.write_text(json.dumps(new_manifest, indent=2) + "\n", encoding="utf-8")
@@ -132,8 +132,3 @@ def read_state(path: Path, like: State, model: str, withheld: Collection[str] = 
     if broken_names := non_finite_names(tensors):
         raise ConfigError(f"model.start: {path} holds NaN or infinite values in {broken_names[0]}; train it again")
     return {name: tensors[name].to(tensor.dtype) for name, tensor in like.items()}
-
-
-def _file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from fedsim.base.errors import number_of
 from fedsim.federation.adversary_tables import AttackTable
 from fedsim.federation.config import AttackFile, Config
 from fedsim.federation.federated_data import GUESSED_EXAMPLES
@@ -14,7 +15,6 @@ from fedsim.interfaces.metric import describe_metric
 from fedsim.inversion.matching import GradientInversion
 from fedsim.pitfalls.design import EvaluationDesign
 from fedsim.pitfalls.pitfall import PitfallRule, Symptom
-from fedsim.report.summary import number_of
 from fedsim.report.verdicts import MIN_VICTIMS
 
 _DECIDED_BY_ONE = ("matches", "candidates")

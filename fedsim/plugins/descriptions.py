@@ -181,13 +181,14 @@ def _cache_key() -> str:
         for path in sorted((*(home / package).rglob("*.py"), *(home / package).rglob("*.bib"))):
             stat = path.stat()
             stamps.append((str(path), stat.st_size, stat.st_mtime_ns))
-    versions = [_package_version(name) for name in (registry.DISTRIBUTION, "flwr", "torch", "torchvision")]
+    versions = [find_version(name) for name in (registry.DISTRIBUTION, "flwr", "torch", "torchvision")]
     python_path = os.environ.get("PYTHONPATH", "")
     parts = [stamps, versions, registry.entry_point_texts(registry.DISTRIBUTION), sys.version, python_path]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def _package_version(name: str) -> str:
+def find_version(name: str) -> str:
+    """Return the version of an installed distribution; empty where there is none."""
     try:
         return version(name)
     except PackageNotFoundError:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from fedsim.base.errors import number_of
 from fedsim.interfaces.metric import describe_metric, sort_metrics
 from fedsim.report.adaptive import (
     HOLDS,
@@ -24,7 +25,7 @@ from fedsim.report.adaptive import (
 )
 from fedsim.report.exposed_victims import explain_open_rounds, find_exposed_victim, find_largest_unseen
 from fedsim.report.paired_differences import PairedDifference, subtract_control
-from fedsim.report.summary import difference_by_shared_candidates, number_of, summarise
+from fedsim.report.summary import difference_by_shared_candidates, summarise
 from fedsim.report.sweep_groups import MIN_SEEDS, Row, Unit, mean_by_victim_and_seed, score_interval
 from fedsim.report.verdicts import BEYOND, LEAKS, MIN_VICTIMS, ScoreReading, judge_summary
 

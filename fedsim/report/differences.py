@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.audit.evaluation import statistics
+from fedsim.base.errors import number_of
 from fedsim.interfaces.metric import explain_no_verdict
 from fedsim.report.summary import (
     Summary,
@@ -23,7 +24,6 @@ from fedsim.report.summary import (
     interval_text,
     join_titles,
     mean_by_unit,
-    number_of,
     summarise,
     why_inconclusive,
 )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fedsim.base.errors import number_of
 from fedsim.federation.failed_attacks import FailedAttack
-from fedsim.report.summary import number_of
 
 _MAX_NAMED = 10
 """Most clients that a sentence names."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
+from fedsim.base.errors import number_of
 from fedsim.federation.config import Config
 from fedsim.interfaces.metric import describe_metric
 from fedsim.recording.reported_accuracy import ReportedAccuracy
 from fedsim.report.curves import column_title, epsilon_columns
-from fedsim.report.summary import enumerate_words, join_titles, number_of
+from fedsim.report.summary import enumerate_words, join_titles
 from fedsim.report.verdicts import (
     BEYOND,
     GUESSING,

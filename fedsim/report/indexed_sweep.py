@@ -9,11 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsim.base.errors import RunError
+from fedsim.base.errors import RunError, number_of
 from fedsim.federation.config import Config
 from fedsim.report.index_entry import FAILED, FINISHED, UNFINISHED, IndexEntry
 from fedsim.report.indexed_run import first_time
-from fedsim.report.summary import number_of
 from fedsim.report.sweep_answer import answer_sweep
 from fedsim.report.sweep_page import FILE, PAGE
 from fedsim.sweeps.table import CELLS, TABLE, read_cells, read_table

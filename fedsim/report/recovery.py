@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedsim.base.errors import number_of
 from fedsim.report.observers import name_attacker
-from fedsim.report.summary import Summary, number_of
+from fedsim.report.summary import Summary
 from fedsim.report.verdicts import LEAKS, ScoreReading
 
 _ROUNDING = 1e-9

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from fedsim.base.errors import FedsimError, first_line
+from fedsim.base.errors import FedsimError, first_line, number_of
 from fedsim.federation.app_file import read_app_defenses
 from fedsim.federation.app_ledger import IN_CLEAR, prove_by_messages
 from fedsim.federation.build import Experiment
@@ -33,7 +33,6 @@ from fedsim.report.free_settings import free_settings
 from fedsim.report.html import group_digits
 from fedsim.report.recording_summary import Recording
 from fedsim.report.reported_run import ReportedRun
-from fedsim.report.summary import number_of
 
 _MAX_NAMED_CLIENTS = 6
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fedsim.audit.evaluation import statistics
 from fedsim.audit.variants import name_variants
+from fedsim.base.errors import number_of
 from fedsim.interfaces.metric import describe_metric
 
 EXACT = "exact"
@@ -158,11 +159,6 @@ class Summary:
         if reference := describe_metric(self.metric).reference:
             return f"{self.ceiling:.4g} by {reference}"
         return f"at {'most' if self.higher_is_better else 'least'} {self.ceiling:.4g}"
-
-
-def number_of(count: int, noun: str) -> str:
-    """Return a count with its noun: `1 victim`, or `3 victims`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def enumerate_words(words: Sequence[str]) -> str:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from fedsim.audit.evaluation import statistics
 from fedsim.audit.plan import ADAPTIVE
+from fedsim.base.errors import number_of
 from fedsim.interfaces.metric import describe_metric
 from fedsim.report.summary import (
     EXACT,
@@ -23,7 +24,6 @@ from fedsim.report.summary import (
     interval,
     interval_text,
     is_share,
-    number_of,
 )
 
 Labels = tuple[str, ...]

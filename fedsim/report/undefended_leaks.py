@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
+from fedsim.base.errors import number_of
 from fedsim.interfaces.metric import explain_no_verdict, sort_metrics
 from fedsim.report.adaptive import is_judged
 from fedsim.report.defense_outcomes import read_scores
-from fedsim.report.summary import number_of
 from fedsim.report.sweep_groups import Row
 from fedsim.report.verdicts import LEAKS, ScoreReading
 

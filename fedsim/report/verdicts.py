@@ -16,16 +16,10 @@ import numpy as np
 from fedsim.audit.evaluation import statistics
 from fedsim.audit.evaluation.imputation import IMPUTED_GUESS
 from fedsim.audit.evaluation.matches import CHANCE
+from fedsim.base.errors import number_of
 from fedsim.interfaces.attack import BASELINE_SOURCES, OPTIMAL
 from fedsim.interfaces.metric import describe_metric, explain_no_verdict
-from fedsim.report.summary import (
-    Summary,
-    are_independent,
-    mean_deviation_by_chance,
-    number_of,
-    summarise,
-    why_inconclusive,
-)
+from fedsim.report.summary import Summary, are_independent, mean_deviation_by_chance, summarise, why_inconclusive
 
 LEAKS, UNDECIDED, GUESSING = "leaks", "undecided", "no better than guessing"
 BEYOND, NOT_BEYOND = "beyond the floor", "not beyond the floor"

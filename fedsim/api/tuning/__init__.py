@@ -14,7 +14,7 @@ from fedsim.api.tuning.simulated_clients import simulated_experiment
 from fedsim.api.tuning.trials import SimulatedTrials, TunedAttack, explain_refusal
 from fedsim.api.tuning.tuned_file import write_tuned_file
 from fedsim.audit.plan import ReportJobProgress
-from fedsim.base.errors import ConfigError, RunError
+from fedsim.base.errors import ConfigError, RunError, number_of
 from fedsim.base.progress import ProgressListener, listen_to_progress
 from fedsim.base.randomness import serialize_calls
 from fedsim.federation.adversary_tables import AttackTable
@@ -29,7 +29,6 @@ from fedsim.federation.table_validation import validate_tables
 from fedsim.interfaces.attack import Attack
 from fedsim.recording.recording_folder import find_run
 from fedsim.recording.wire_format import State
-from fedsim.report.summary import number_of
 
 if TYPE_CHECKING:
     import pandas as pd  # at run time where a frame is made, as it takes a third of a second
