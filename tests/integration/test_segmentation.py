@@ -171,3 +171,12 @@ def test_a_loss_of_classes_on_logits_of_pixels_is_refused() -> None:
         check_outputs(network, Knowledge(**facts, loss=torch.nn.functional.cross_entropy))
     check_outputs(network, Knowledge(**facts, loss=mask_loss))
     assert goal_of(mask_loss) == goal_of(lambda outputs, masks: mask_loss(outputs, masks)) == "masks"
+
+
+def test_a_wild_claimed_class_of_pixels_lowers_no_floor() -> None:
+    rng = torch.Generator().manual_seed(0)
+    true, claimed = torch.randint(3, (4, 4, 4), generator=rng), torch.zeros(4, 4, 4, dtype=torch.long)
+    wild = claimed.clone()
+    wild[0, 0, 0] = 1 << 23  # guesses of as many classes would take for ever
+    floors = [score_masks(masks, true, None, torch.Generator().manual_seed(1)).floor for masks in (claimed, wild)]
+    assert floors[0] == floors[1]

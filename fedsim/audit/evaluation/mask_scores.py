@@ -79,7 +79,8 @@ def score_masks(claimed: Tensor, true: Tensor, public: PublicExamples | None, rn
         raise DataError(f"the masks to score by: {complaint}")
     count, shape = max(len(claimed), len(true)), true.shape[1:]
     masks = None if public is None else public.labels
-    classes = int(max(part.max() for part in (claimed, true, masks) if part is not None)) + 1
+    # A claimed class is no reason for guesses of it: a wild one would make them bad, and as many as classes below it.
+    classes = int(max(part.max() for part in (true, masks) if part is not None)) + 1
 
     def draw_pixels() -> Tensor:
         return torch.randint(classes, (count, *shape), generator=rng)
