@@ -57,7 +57,7 @@ def match_state(model: nn.Module, state: State, where: str) -> tuple[State, bool
     """
     if broken := non_finite_names(state):
         raise AttackError(
-            f"{where}: {broken[0]} of the model holds NaN or infinite values, so that it says nothing; choose another "
+            f"{where}: {broken[0]} of the model holds NaN or infinite values, so it is uninformative; choose another "
             "source or victim"
         )
 

@@ -170,9 +170,8 @@ class SimulatedClients:
                 many = defense.of_client(self._participation(num_examples, plan, _MANY_ROUNDS))
                 if few != many:
                     raise AttackError(
-                        f"{where}: the strength of {type(defense).__name__} follows from the "
-                        "number of rounds, which this attack is not told; take the attack that "
-                        "does not know the defenses"
+                        f"{where}: the strength of {type(defense).__name__} follows from the number of rounds, which "
+                        "this attack does not know; use the attack that does not know the defenses"
                     )
                 configured.append(few)
             self._defenses_by_moment[moment] = configured

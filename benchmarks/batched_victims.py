@@ -101,7 +101,7 @@ def measure_set_up(options: argparse.Namespace) -> list[Row]:
     victims, rows = NoiseVictims(count=2), []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory())) / "transcript"
-        for owner, name in ((matching, "batching_pays"), (convolution_products, "products_pay")):
+        for owner, name in ((matching, "batching_is_faster"), (convolution_products, "products_are_faster")):
             stack.enter_context(patch.object(owner, name, lambda device: True))
         stack.enter_context(patch.object(matching, "run_round_robin", lambda turns: iter(())))
         victims.record_updates(max(3, *options.victims), folder)

@@ -58,24 +58,24 @@ def count_launches(attack: GradientInversion, victims: int, *, at_once: bool) ->
 
     with TemporaryDirectory() as room:
         first, *others = VICTIMS.draw_targets(VICTIMS.record_updates(victims, Path(room) / "transcript"), victims)
-        with patch.object(matching, "batching_pays", lambda device: at_once), suppress(CountingEnds):
+        with patch.object(matching, "batching_is_faster", lambda device: at_once), suppress(CountingEnds):
             list(attack.run_several([replace(first, progress=progress), *others]))
     return sum(map(starts_kernel, profiler.events())) / (LAST - FIRST) / (victims if at_once else 1)
 
 
 def starts_kernel(event: FunctionEvent) -> bool:
-    """Tell whether this is an operation that computes and is not made up of others that do."""
+    """Return whether this is an operation that computes and is not made up of others that do."""
     return computes(event.name) and not any(map(holds_computation, event.cpu_children))
 
 
 def holds_computation(event: FunctionEvent) -> bool:
-    """Tell whether this is, or is made up of, operations that compute."""
+    """Return whether this is, or is made up of, operations that compute."""
     return computes(event.name) or any(map(holds_computation, event.cpu_children))
 
 
 @cache
 def computes(name: str) -> bool:
-    """Tell whether this is one of PyTorch's operations, and not one that returns a view, bare memory or no tensor."""
+    """Return whether this is one of PyTorch's operations, and not one that returns a view, bare memory or no tensor."""
     if not name.startswith("aten::") or "empty" in name or name in ("aten::_unsafe_view", "aten::resize_"):
         return False
     returns = [value for schema in torch._C._jit_get_schemas_for_operator(name) for value in schema.returns]

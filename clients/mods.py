@@ -66,8 +66,8 @@ def as_mod(defense: Defense, rng: torch.Generator | None = None) -> Mod:
             )
     if defense.draws_in_common:
         raise PluginError(
-            f"{type(defense).__name__}: its clients agree on something in each round, for which a mod has no way; use "
-            "it in fedsim's own ClientApp, or settings under which each client draws by itself"
+            f"{type(defense).__name__}: its clients share random draws in each round, which a mod cannot do; use it "
+            "in fedsim's own ClientApp, or choose settings under which each client draws alone"
         )
     if overrides(defense, "of_client"):
         raise PluginError(

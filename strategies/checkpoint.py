@@ -91,9 +91,9 @@ class Checkpoint:
             raise RunError(f"{path}: does not say its '{missing[0]}'; begin the run again with --overwrite")
         if unsavable := header["lost"]:
             raise RunError(
-                f"{path}: does not hold {_describe_attributes(unsavable, strategy)}, so going on would give another "
-                "run than one that nobody interrupted; begin it again with --overwrite, or keep only arrays, numbers "
-                "and texts there"
+                f"{path}: does not hold {_describe_attributes(unsavable, strategy)}, so resuming would give another "
+                "run than an uninterrupted one; begin it again with --overwrite, or keep only arrays, numbers and "
+                "texts there"
             )
         clients = _pop_client_states(header["clients"], stored, path)
         _restore(strategy, header["memory"], stored)

@@ -143,8 +143,8 @@ class Curious(Strategy):
             if isinstance(caller, Strategy) and caller is not self:
                 name = type(caller).__name__
                 raise ConfigError(
-                    f"Curious has to be outermost: within {name} it would record what {name} makes of the replies, and "
-                    f"not what clients sent; write Curious({name}(...))"
+                    f"Curious has to be outermost: within {name} it would record what {name} computes from the "
+                    f"replies, and not what clients sent; write Curious({name}(...))"
                 )
             frame = frame.f_back  # type: ignore[assignment]
 

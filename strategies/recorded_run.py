@@ -1,4 +1,4 @@
-"""Run of the ServerApp of somebody's Flower app, whose messages are recorded."""
+"""Run of the ServerApp of a Flower app, whose messages are recorded."""
 
 from __future__ import annotations
 

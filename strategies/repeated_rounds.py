@@ -117,8 +117,8 @@ def _warn_of_unrecorded_round(experiment: Experiment, folder: OpenRun, number: i
         )
     elif not ledger and (is_damaged or not plan.keeps_round(number)):
         log.warning(
-            "round %d has no recording that can be read, so that nobody can tell whether a sum of it was seen before "
-            "the run was interrupted; if one was and other clients answer now, the difference of both shows what "
-            "single clients sent",
+            "round %d has no recording that can be read, so it is unknown whether a sum of it was seen before the "
+            "run was interrupted; if so, and other clients answer now, the difference of both reveals what single "
+            "clients sent",
             number,
         )

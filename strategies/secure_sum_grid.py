@@ -1,4 +1,4 @@
-"""Secure aggregation between the server of somebody's Flower app and its clients."""
+"""Secure aggregation between the server of a Flower app and its clients."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class SecureSumGrid(WrappedGrid):
         messages = list(messages)
         if any(_is_training(message) for message in messages):
             raise ConfigError(
-                "secure_aggregation: the server of this app sends training messages and fetches the replies "
-                "one by one, so that nobody knows which of them are summed; it works with servers that call "
+                "secure_aggregation: the server of this app sends training messages and fetches the replies one by "
+                "one, so it is unknown which of them are summed; it works with servers that call "
                 "Grid.send_and_receive, as Flower's strategies do"
             )
         return self.grid.push_messages(messages)

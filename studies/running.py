@@ -147,7 +147,7 @@ def expand_grid(grid: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def matches(row: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Tell whether a row has all wanted values, as text."""
+    """Return whether a row has all wanted values, as text."""
     return all(str(row.get(column)) == str(value) for column, value in wanted.items())
 
 

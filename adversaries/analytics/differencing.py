@@ -114,7 +114,7 @@ class Differencing(Attack):
             if changes and any(len(cohort.members) > 1 for cohort in group.cohorts):
                 warn(
                     f"clients' answers to {', '.join(list(group.answers)[:3])} changed before round "
-                    f"{', '.join(map(str, changes[:10]))}, or there is noise that the attack is not told of (noise); "
+                    f"{', '.join(map(str, changes[:10]))}, or there is noise that the attack does not know (noise); "
                     "of sums over these rounds, only what others check is claimed"
                 )
             progress(number, len(groups), {"objective": 0.0})
@@ -126,7 +126,7 @@ class Differencing(Attack):
         standings = [claim.standing for given in claims.values() for claim in given]
         if UNCHECKED in standings:
             warn(
-                f"client {target.victim}: some values are claimed on the supposition that nobody's values changed "
+                f"client {target.victim}: some values are claimed on the assumption that no person's values changed "
                 "between rounds, which the answers do not rule out"
             )
         largest = max((given[-1] for given in claims.values()), key=lambda claim: len(claim.group))

@@ -68,9 +68,8 @@ class FirstLayerAttack(Attack):
         mixture = InputMixture.from_update(layer.weight, layer.bias, layer.problem.num_examples, layer.problem.where)
         if mixture.rank < layer.problem.num_examples:
             warn(
-                f"{where}: the update spans {mixture.rank} inputs, N is "
-                f"{layer.problem.num_examples}; examples that are equal, nearly equal or fire no "
-                "unit cannot be told apart, so none is certified"
+                f"{where}: the update spans {mixture.rank} inputs, N is {layer.problem.num_examples}; examples that "
+                "are equal, nearly equal or fire no unit cannot be distinguished, so none is certified"
             )
         total_steps = self.progress_steps + 1
         step_numbers = iter(range(1, total_steps))

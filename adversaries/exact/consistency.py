@@ -31,7 +31,7 @@ _ABSOLUTE_ROUNDS, _SMALL = 20, 1e-6
 
 
 def certify_inputs(mixture: InputMixture, layer: FirstLayer, columns: Tensor) -> Tensor:
-    """Tell which inputs are exact for sure, `example`.
+    """Return which inputs are exact for sure, `example`.
 
     An input is certified if its error by rounding is well below what `CERTIFIED_PSNR` allows, and
     if it lies in the range of an input. Besides, no column may be a sum (`find_sum_column`), and

@@ -123,7 +123,7 @@ def read_first_layer(update: Update, knowledge: Knowledge, *, relu: bool = True)
     if not input_layer.bias_is_used_once:
         raise AttackError(
             f"{problem.where}: the model uses the bias of the first linear layer '{name}' elsewhere, too, so that its "
-            f"change does not tell the scale of each input; {_REMEDY}"
+            f"change does not reveal the scale of each input; {_REMEDY}"
         )
     # Read how it changed.
     weight_index, bias_index = problem.parameter_names.index(input_layer.weight), problem.parameter_names.index(bias)
@@ -156,7 +156,7 @@ def read_first_layer(update: Update, knowledge: Knowledge, *, relu: bool = True)
     if relu and not is_rectified(problem.model, name, probes):
         raise AttackError(
             f"{problem.where}: no ReLU directly follows the first linear layer '{name}', whose "
-            f"zeros tell the inputs apart; {_suggest_without_relu(layer)}"
+            f"zeros distinguish the inputs; {_suggest_without_relu(layer)}"
         )
     return layer
 

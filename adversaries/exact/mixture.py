@@ -86,10 +86,9 @@ class InputMixture:
         if num_examples > largest_number:
             matrix_rank = int(torch.linalg.matrix_rank(weight))
             raise AttackError(
-                f"{where}: N is {num_examples}, but {len(units)} units that moved and "
-                f"{len(varying)} inputs that vary, of rank {matrix_rank}, tell at most "
-                f"{max(largest_number, 0)} examples apart; choose an attack that matches "
-                "gradients, such as sme"
+                f"{where}: N is {num_examples}, but {len(units)} units that moved and {len(varying)} inputs that "
+                f"vary, of rank {matrix_rank}, distinguish at most {max(largest_number, 0)} examples; choose an "
+                "attack that matches gradients, such as sme"
             )
         # Estimate the rounding from the singular values beyond N.
         left, values, right = torch.linalg.svd(weight[units][:, varying], full_matrices=False)
@@ -158,7 +157,7 @@ class InputMixture:
         return solution[:, 0]
 
     def find_zeros(self, columns: Tensor) -> Tensor:
-        """Tell where the gradients of columns, `rank column`, are zero within rounding."""
+        """Return where the gradients of columns, `rank column`, are zero within rounding."""
         return self._gradients_in_roundings(columns) <= _ZERO_ROUNDINGS
 
     def gradient_rounding(self, columns: Tensor) -> Tensor:
@@ -207,7 +206,7 @@ class InputMixture:
         return column if self.is_determined(silent) else None
 
     def is_determined(self, silent: Tensor, max_leverage: float = _MAX_LEVERAGE) -> bool:
-        """Tell whether silent units determine a column, and each is predicted by the others.
+        """Return whether silent units determine a column, and each is predicted by the others.
 
         Args:
             silent: `unit`, which they are.

@@ -135,9 +135,9 @@ def _check_sends_model_alone(target: Target, number: int) -> None:
     """Raise AttackError where clients add terms that depend on what each sent before."""
     if target.transcript.adds_known_terms(number):
         raise AttackError(
-            f"round {number}: clients add control variates, or a linear term, to their gradients, and what a gradient "
-            "was without them is known only to whoever knows which messages a client sent before, which is what is to "
-            "be found; link messages of another algorithm"
+            f"round {number}: clients add control variates, or a linear term, to their gradients, and removing them "
+            "requires the earlier messages of the same client, which this attack has to find; link messages of "
+            "another algorithm"
         )
 
 

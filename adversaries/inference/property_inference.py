@@ -143,8 +143,8 @@ class PropertyInference(Attack):
         where, count = f"round {update.round}, client {update.client}", update.num_examples
         if round(self.absent * count) == round(self.present * count):
             raise AttackError(
-                f"{where}: N is {count}, of which {self.absent:g} and {self.present:g} are as many examples; choose "
-                "shares that are further apart, or attack a client that holds more"
+                f"{where}: N is {count}, and the shares {self.absent:g} and {self.present:g} of it are the same "
+                "number of examples; choose shares that are further apart, or attack a client that holds more"
             )
 
         # Simulate clients without and with the property.

@@ -220,7 +220,7 @@ class _Confidences:
             self._has_warned = True
             warn(
                 f"{self._title}: {where}: there is no auxiliary record of class "
-                f"{', '.join(map(str, missing))}; the mean of all stands in"
+                f"{', '.join(map(str, missing))}; the mean of all is used instead"
             )
         sums = torch.zeros((num_classes, num_classes), dtype=torch.float64)
         sums.index_add_(0, self._labels, record_means)

@@ -83,8 +83,8 @@ class ClientGradients:
             fault = _describe_fault(update)
             if fault and number == messages.rounds[0]:
                 raise AttackError(
-                    f"round {number}, client {messages.client}: {fault}, and its mini-batch is the one to be found; "
-                    "leave the round out of adversary.rounds"
+                    f"round {number}, client {messages.client}: {fault}, and its mini-batch is the attacked one; "
+                    "remove the round from adversary.rounds"
                 )
             if fault:
                 warn(f"round {number}, client {messages.client}: {fault}; the round is left out")

@@ -91,7 +91,7 @@ class Disaggregation(Attack):
         else:
             warn(
                 f"{self.title}, client {victim}: {len(sums.examples)} sums determine as many "
-                "unknowns, so nothing tells whether updates were constant; inspect more rounds"
+                "unknowns, so it is unknown whether updates were constant; inspect more rounds"
             )
         progress(1, 1, {"objective": float(trace["residual"])})
         return LocalModel(state=sums.moved_model(weighted_update / num_examples), trace=trace)

@@ -135,9 +135,7 @@ def compute_outputs(model: nn.Module, inputs: Tensor, where: str) -> Tensor:
             "the records and the model are those of the federation"
         ) from error
     if not result.isfinite().all():
-        raise AttackError(
-            f"{where}: the model makes NaN or infinite values of the inputs; choose another source or victim"
-        )
+        raise AttackError(f"{where}: the model outputs NaN or infinite values; choose another source or victim")
     return result
 
 

@@ -129,8 +129,8 @@ class AttentionBlocks:
         lora, readable = self.model.lora_rank, min(dim - MIN_COMPLEMENT, rows - 1)
         if not min(span.rank for span in self.spans):
             raise AttackError(
-                f"{self.where}: the weights by which attention takes its inputs did not move in both of the first two "
-                "blocks, so nothing says which words there are; choose another round or attack"
+                f"{self.where}: the input weights of attention did not change in both of the first two "
+                "blocks, so they do not reveal words; choose another round or attack"
             )
         if rank > self.max_words:
             raise AttackError(

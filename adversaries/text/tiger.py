@@ -115,7 +115,7 @@ class Tiger(Attack):
             if enough >= 1:
                 warn(
                     f"{self.title} on {blocks.where}: noise is about {100 * fit.noise_share(deviation):.0f} % of the "
-                    "message, so what the texts leave does not tell whether all their words are right"
+                    "message, so the residual does not show whether all words of the texts are right"
                 )
             elif share > enough:
                 warn(
@@ -176,7 +176,7 @@ class Tiger(Attack):
             deviations.append(deviation)
         if not min(span.rank for span in spans):
             raise AttackError(
-                f"{where}: no direction of the attention's gradients stands out of the noise in both of the first two "
+                f"{where}: no direction of the attention's gradients is above the noise in both of the first two "
                 f"blocks, so nothing ranks texts, or {update.num_examples} texts of {length} words span too many "
                 "dimensions for noise to be estimated; choose 'embedding-rows' for the words alone"
             )

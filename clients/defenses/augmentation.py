@@ -63,7 +63,7 @@ class Augmentation(Defense):
     def check(self, setting: Setting) -> None:
         """Check that the data are images larger than the padding, and try each transform on one."""
         if setting.task.modality != "image":
-            raise ConfigError("it transforms images, and the data set has none; leave it out")
+            raise ConfigError("it transforms images, but the data set has none; remove it")
         if setting.task.goal == "masks":
             raise ConfigError("it would transform images and leave their masks as they are; leave it out")
         if self.padding >= min(setting.task.input_shape[1:]):

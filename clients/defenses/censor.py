@@ -65,7 +65,7 @@ class Censor(Defense):
     paper: ClassVar[Paper] = cite("Zhang2025")
 
     def acts_in(self, number: int) -> bool:
-        """Tell whether gradients are replaced in a round, counted from 1."""
+        """Return whether gradients are replaced in a round, counted from 1."""
         return not self.rounds or number <= self.rounds
 
     def on_gradient(self, gradient: State, context: LocalContext) -> State:

@@ -105,7 +105,7 @@ class DpSgd(Defense):
         del position
         mixing = mixing_defenses(defenses)
         if not mixing and self.with_mixing:
-            raise ConfigError("with_mixing: no defense beside it mixes examples, so it would waste noise; leave it out")
+            raise ConfigError("with_mixing: no other defense mixes examples, so it would waste noise; leave it out")
         for other in mixing:
             name = name_of_defense(other)
             if not isinstance(other, Mixup):

@@ -105,8 +105,8 @@ class Gate(Defense):
     memory: PositiveInt = 512
 
     against: ClassVar[str] = (
-        "the server and all who see what a client sends, as far as the measure tells when data are exposed; silence, "
-        "noise or a smaller N itself tells them that the data were"
+        "the server and all who see what a client sends, as far as the measure shows when data are exposed; "
+        "silence, noise or a smaller N itself reveals that the data were"
     )
     cost: ClassVar[str] = (
         "accuracy: what is withheld, noised or left out is missing from the model, and is not missing at random; time: "

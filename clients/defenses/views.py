@@ -1,4 +1,4 @@
-"""Parts of `Defense.adversary_view`, for an adversary who knows why a sent update has zeros."""
+"""Parts of `Defense.adversary_view`, for an adversary that knows why a sent update has zeros."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run somebody's Flower app under a curious server: record, attack and report; see `fedsim.federation.app_run`."""
+"""Run a Flower app under a curious server: record, attack and report; see `fedsim.federation.app_run`."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ def _find_failures(title: str, titles: Mapping[str, str], done: AuditResult) -> 
 
 
 def _is_recorded(request: AppRequest, folder: OpenRun) -> bool:
-    """Tell whether the folder holds this very run of the app, to its end."""
+    """Return whether the folder holds this very run of the app, to its end."""
     return folder.app.is_file() and read_toml(folder.app) == request.describe(is_complete=True)
 
 

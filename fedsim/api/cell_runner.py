@@ -68,7 +68,7 @@ def _resume(place: StoreEntry) -> pipeline.AuditResult | None:
         if differences := compare_with_manifest(place.folder).differences:
             raise RunError(differences[0])
     except FedsimError as error:
-        log.warning("begun anew, because it cannot go on: %s", error)
+        log.warning("restarted, because it cannot be resumed: %s", error)
         return None
     return done
 

@@ -222,7 +222,7 @@ def read_public(
 
 
 def is_in_other_units(examples: Tensor, true: Tensor) -> bool:
-    """Tell whether numbers, in the value range, vary so much less than the true ones that their unit is another."""
+    """Return whether numbers, in the value range, vary so much less than the true ones that their unit is another."""
     return not _are_tokens(true) and _measure_spread(examples) < _OTHER_UNIT * _measure_spread(true)
 
 

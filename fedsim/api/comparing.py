@@ -38,7 +38,7 @@ class ComparedRun:
     """Run that is compared.
 
     Attributes:
-        name: what tells it from the others, the last parts of its path.
+        name: what distinguishes it from the others, the last parts of its path.
         folder: the run folder.
         settings: by `table.key`; None for a recording made elsewhere.
         code: by name of a plug-in of another package, hashes of the code that it had in the run.
@@ -272,7 +272,7 @@ def _quality(folder: RunFolder) -> tuple[str, dict[int, float]]:
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """Return the last parts of each path, as many as tell the paths apart."""
+    """Return the last parts of each path, as many as distinguish the paths."""
     parts = [path.resolve().parts for path in paths]
     longest = max(map(len, parts))
     for count in range(1, longest + 1):

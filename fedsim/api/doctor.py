@@ -148,7 +148,7 @@ def _data_set(name: str, folder: Path | None) -> str:
         files = find_source_files(plugin, folder)
     except DataError as error:
         if folder is None:
-            return f"not looked for, without a folder; {describe_source(name)}"
+            return f"not searched for, because no folder is set; {describe_source(name)}"
         return f"missing: {str(error).removeprefix('data: ')}"
     if not files:
         return f"there, {describe_source(name)}"

@@ -142,7 +142,7 @@ def _run(
 def attack(
     folder: OpenRun, adversary: Adversary, *, trust: bool = False, follow: ReportJobProgress | None = None
 ) -> AuditResult:
-    """Attack a recorded run, or the recording of somebody's Flower app, and report.
+    """Attack a recorded run, or the recording of a Flower app, and report.
 
     Args:
         folder: the run folder.

@@ -60,8 +60,8 @@ def _check_distinct(tables: Mapping[str, Records]) -> None:
         for index, record in enumerate(_hashes(table)):
             if record in seen:
                 raise ConfigError(
-                    f"attack: {name}: record {index} is equal to {seen[record]}, which could not be told from it; "
-                    "leave one of them out"
+                    f"attack: {name}: record {index} is equal to {seen[record]}, which is indistinguishable from it; "
+                    "remove one of them"
                 )
             seen[record] = f"record {index} of {name}"
 

@@ -85,7 +85,7 @@ def run(
 
 
 def open(path: str | Path, *, file: str | Path | None = None, trust: bool = False) -> Run:
-    """Return the run, or the recording of somebody's Flower app, in the folder `path`.
+    """Return the run, or the recording of a Flower app, in the folder `path`.
 
     Args:
         path: the run folder, or one in which a Flower app recorded a single run.
@@ -146,7 +146,7 @@ class Run:
 
     @property
     def messages(self) -> list[RecordedExchange]:
-        """Messages of somebody's app apart from updates: evaluations, queries, what came with updates; often none.
+        """Messages of a Flower app apart from updates: evaluations, queries, what came with updates; often none.
 
         Raises:
             TranscriptError: a file is damaged.

@@ -265,7 +265,7 @@ class _SweepStages:
             log.warning("%s; the other cells are skipped (sweep.stop_without_leak)", warning)
             return
         if warning:
-            log.warning("%s; the other cells run all the same, unless sweep.stop_without_leak = true", warning)
+            log.warning("%s; the other cells still run, unless sweep.stop_without_leak = true", warning)
         queue.add(*self._other_jobs)
 
 

@@ -38,8 +38,8 @@ log = logging.getLogger(__name__)
 def explain_missing_isolation(attack: Attack) -> str:
     """Return the sentence about an attack whose class no other process can import."""
     return (
-        f"its class '{type(attack).__name__}' is in the program itself, so that it works beside the data and remembers "
-        "other victims; put it into a module file, and it works in a process that has neither"
+        f"its class '{type(attack).__name__}' is in the program itself, so it runs in the same process as the data "
+        "and remembers other victims; put it into a module file, and it runs in a process that has neither"
     )
 
 

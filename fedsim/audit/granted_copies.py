@@ -18,7 +18,7 @@ _ROUNDING = 1e-5
 def check_no_copies(finding: Finding, knowledge: Knowledge, where: str) -> None:
     """Raise AttackError where claimed examples are records of the victim that the attack was granted.
 
-    They would count as got back from the message, which says nothing of them.
+    They would count as recovered from the message, which says nothing of them.
 
     Args:
         finding: what the attack claims.
@@ -41,7 +41,7 @@ def check_no_copies(finding: Finding, knowledge: Knowledge, where: str) -> None:
         if records.shape[1:] == claimed.shape[1:] and (count := _count_copies(claimed, records)):
             raise AttackError(
                 f"{where}: {count} of {len(claimed)} claimed examples are records that the attack was granted as "
-                f"'{fact}', so that the message says nothing of them; claim what follows from the message"
+                f"'{fact}', so they were not recovered from the message; claim only what follows from the message"
             )
 
 

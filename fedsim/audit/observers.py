@@ -44,11 +44,11 @@ def observe_run(folder: OpenRun, case: Case, adversary: AdversaryTable, message_
     _check_clients_exist(recording, case, role)
     if role.party == "eavesdropper" and not (case.shows_sums_alone or shows_sums(recording)):
         adversary.check_victims_are_heard()
-        return _hear_links(recording, role) if role.links else recording
+        return _read_links(recording, role) if role.links else recording
     if not (adversary.knowledge.num_examples and adversary.knowledge.client_ids):
         raise ConfigError(
             f"adversary.knowledge: num_examples and client_ids are withheld; under secure aggregation {role} "
-            "computes with sums, and is taken to know whose they are and of how many examples; leave them out"
+            "computes with sums, and is assumed to know whose they are and how many examples they have; remove them"
         )
     if message_format.changes_updates:
         raise ConfigError(
@@ -57,7 +57,7 @@ def observe_run(folder: OpenRun, case: Case, adversary: AdversaryTable, message_
         )
     if role.party == "server":
         own_updates = _open_own_updates(folder, case, role)
-        return CollusionTranscript(recording, own_updates, role, weigh_alike=case.sums_weigh_alike)
+        return CollusionTranscript(recording, own_updates, role, is_unweighted=case.sums_are_unweighted)
     return ObservedTranscript(recording, role, read_final_model(folder, recording), case.count_equal_clients(role))
 
 
@@ -81,7 +81,7 @@ def _open_own_updates(folder: OpenRun, case: Case, role: AdversaryRole) -> Trans
     return Transcript(folder.colluders)
 
 
-def _hear_links(recording: Transcript, role: AdversaryRole) -> Transcript:
+def _read_links(recording: Transcript, role: AdversaryRole) -> Transcript:
     """Return the messages on the links of the clients that `role` names.
 
     Raises:
@@ -90,7 +90,7 @@ def _hear_links(recording: Transcript, role: AdversaryRole) -> Transcript:
     heard = recording.restrict_to_links(role.links)
     if not any(heard.header(number).replies for number in heard.rounds):
         raise ConfigError(
-            f"adversary.who: {role} hears no update, since none of these clients sent one that is recorded; name "
+            f"adversary.who: {role} sees no update, since no recorded update is from these clients; name "
             "others, or all links"
         )
     return heard
@@ -125,7 +125,7 @@ def check_observed_rounds(transcript: Transcript, rounds: Iterable[int]) -> None
 
 
 def shows_sums(transcript: Transcript) -> bool:
-    """Tell whether an update of any round is a sum over clients."""
+    """Return whether an update of any round is a sum over clients."""
     return any(reply.members for number in transcript.rounds for reply in transcript.header(number).replies)
 
 

@@ -136,9 +136,9 @@ def _warn_of_other_models(updates: Sequence[Update]) -> None:
         return
     update, cosine = strangers[0]
     log.warning(
-        "round %d, client %d: its reply is hardly like what it was sent (cosine %.2g), and so in %d of %d replies; is "
-        "it of another model, as where the server sends several, which [app] message or names tells, or does it train "
-        "until nothing is left of what it was sent?",
+        "round %d, client %d: its reply hardly resembles what it was sent (cosine %.2g), like %d of %d replies; it "
+        "may be of another model, if the server sends several ([app] message or names chooses one), or training may "
+        "have replaced the weights that were sent",
         *(update.round, update.client, cosine, len(strangers), len(updates)),
     )
 

@@ -109,7 +109,7 @@ class TargetMaker:
         raise AttackError(f"client {job.victim}: is recorded in none of the rounds {job.round}; attack another client")
 
     def _is_first_participation(self, victim: int, number: int) -> bool:
-        """Tell whether the recording shows that `victim` took part in no round before `number`."""
+        """Return whether the recording shows that `victim` took part in no round before `number`."""
         recorded = set(self.transcript.rounds)
         for earlier in range(1, number):
             if earlier not in recorded or self.transcript.header(earlier).find_reply(victim) is not None:

@@ -158,8 +158,8 @@ def _value_in_headers(name: str, setting: Any, current: Any, headers: Sequence[H
     differing = [header.round for header in headers if _differs_by_client(header, name)]
     if setting is True and differing:
         raise AttackError(
-            f"adversary.knowledge.{name}: in round {differing[0]} the server did not send all clients the same, "
-            "and the recording does not say what it sent whom; write the victim's out, or withhold it (false)"
+            f"adversary.knowledge.{name}: in round {differing[0]} the server did not send all clients the same "
+            "value, and the recording does not say which client got which; set the victim's, or withhold it (false)"
         )
     values: dict[int, Any] = {}
     for header in headers:
@@ -418,7 +418,7 @@ def _stated_value(name: str, setting: Any, base_folder: Path) -> Any:
             return ReferencedLoss(setting)
         if setting not in LOSSES:
             raise ConfigError(
-                f"adversary.knowledge.loss: '{setting}' is none that fedsim knows, {did_you_mean(setting, LOSSES)}; or "
+                f"adversary.knowledge.loss: '{setting}' is unknown to fedsim, {did_you_mean(setting, LOSSES)}; or "
                 "give module:callable, a function of outputs and labels that returns the mean loss"
             )
         return LOSSES[setting]

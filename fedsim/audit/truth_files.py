@@ -54,8 +54,7 @@ def warn_of_unmatched_names(table: str, named: Collection[str], recorded: Collec
     left_out = [client for client in recorded if client not in named]
     if unknown and left_out:
         log.warning(
-            "%s: names %s, of whom nothing is recorded, and leaves out %s; clients are called as fedsim inspect --rows "
-            "calls them",
+            "%s: names %s, of which nothing is recorded, and omits %s; use the names that fedsim inspect --rows prints",
             table,
             join_first([f"client {client}" for client in sorted(unknown)], MAX_NAMES),
             join_first([f"client {client}" for client in left_out], MAX_NAMES),

@@ -93,13 +93,13 @@ def first_line(error: BaseException) -> str:
 
 
 def is_memory_error(error: BaseException) -> bool:
-    """Tell whether the memory of a device did not last, without an import of torch."""
+    """Return whether the memory of a device did not last, without an import of torch."""
     found = _find_device_error(error)
     return found is not None and _is_out_of_memory(found)
 
 
 def is_device_failure(error: BaseException) -> bool:
-    """Tell whether a device is to blame for an error: it was lost, or its memory did not last.
+    """Return whether a device is to blame for an error: it was lost, or its memory did not last.
 
     An assertion that fails on a device, as of an index out of range, is the fault of the code that runs there.
     """
@@ -108,7 +108,7 @@ def is_device_failure(error: BaseException) -> bool:
 
 
 def ends_training(error: BaseException) -> bool:
-    """Tell whether an error stops all clients and not one: after an assertion, too, a device computes nothing more."""
+    """Return whether an error stops all clients, not one: after an assertion, too, a device computes no more."""
     return _find_device_error(error) is not None
 
 

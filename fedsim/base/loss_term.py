@@ -90,7 +90,7 @@ def prediction_loss(loss: Any) -> Any:
 
 
 def adds_loss_term(network: nn.Module) -> bool:
-    """Tell whether a network, or a part of one, says that it adds a term to the loss."""
+    """Return whether a network, or a part of one, says that it adds a term to the loss."""
     return any(getattr(module, "adds_loss_term", False) for module in network.modules())
 
 
@@ -101,7 +101,7 @@ def loss_term_of(outputs: Any) -> Tensor | None:
 
 
 def has_loss_term(outputs: Any) -> bool:
-    """Tell whether outputs carry a term."""
+    """Return whether outputs carry a term."""
     return loss_term_of(outputs) is not None
 
 

@@ -84,5 +84,5 @@ def protect_defaults(who: str) -> Iterator[None]:
         name = changed[0]
         raise PluginError(
             f"{who} changed {name} from {before[name]} to {after[name]}, which all code of the process shares; "
-            "have it put back what it changes"
+            "make it restore what it changes"
         )

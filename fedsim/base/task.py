@@ -244,7 +244,7 @@ def _try_loss(loss: Any) -> Goal:
 
 
 def are_classes(targets: Tensor) -> bool:
-    """Tell whether targets are one class an example, and not numbers, rows of labels or masks.
+    """Return whether targets are one class an example, and not numbers, rows of labels or masks.
 
     >>> are_classes(torch.tensor([0, 2])), are_classes(torch.tensor([0.5])), are_classes(torch.zeros(1, 4, 4).long())
     (True, False, False)
@@ -253,7 +253,7 @@ def are_classes(targets: Tensor) -> bool:
 
 
 def are_masks(targets: Tensor) -> bool:
-    """Tell whether targets are the class of each pixel, `example height width`."""
+    """Return whether targets are the class of each pixel, `example height width`."""
     return targets.ndim == 3 and not targets.is_floating_point()
 
 
@@ -276,7 +276,7 @@ def describe_ignored_pixels(masks: Tensor) -> str:
 
 
 def takes_targets(loss: Any, outputs: Tensor, targets: Tensor) -> bool:
-    """Tell whether a loss, which may be anybody's function, takes these targets."""
+    """Return whether a loss, which may be anybody's function, takes these targets."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # torch warns of targets of another shape

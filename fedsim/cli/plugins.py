@@ -42,7 +42,7 @@ def list_plugins(
 
 
 def _descriptions(group: registry.Group, name: str, *, with_promise: bool) -> list[str]:
-    """Return what a plug-in says of itself; `with_promise`, also what a defense promises."""
+    """Return what a plug-in declares; `with_promise`, also what a defense promises."""
     try:
         description = describe_plugin(group, name)
     except FedsimError as error:

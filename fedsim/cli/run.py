@@ -37,7 +37,7 @@ def run(
     if app is not None:
         if resume is not None:
             raise ConfigError(
-                "--resume goes on with the run of an experiment, and an app cannot be resumed; leave it out"
+                "--resume continues the run of an experiment, and an app cannot be resumed; remove --resume"
             )
         _run_app(app, file, overrides or [], out, overwrite=overwrite, quiet=quiet, verbose=verbose, trust=trust)
         return

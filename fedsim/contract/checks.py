@@ -121,7 +121,7 @@ def run_checks(group: registry.Group, name: str, settings: Mapping[str, Any]) ->
     """Run the checks of the plug-in called `name`, only the first where no instance can be made.
 
     Raises:
-        PluginError: nobody registered the name, or two distributions did.
+        PluginError: the name is not registered, or two distributions did.
     """
     registry.find_distribution(group, name)
     first_check, *further_checks = load_checks(group)

@@ -23,8 +23,8 @@ def names_its_source(subject: CheckedPlugin) -> None:
     for attribute in ("name", "source", "licence"):
         expect(getattr(dataset, attribute), f"its {attribute} is empty")
     for part, examples in _parts(dataset):
-        expect(len(examples), f"its {part} examples are none")
-        expect(len(examples.raw) == len(examples.labels), f"its {part} examples are not as many as their labels")
+        expect(len(examples), f"it has no {part} examples")
+        expect(len(examples.raw) == len(examples.labels), f"its {part} examples and labels differ in number")
         groups = examples.groups
         expect(groups is None or len(groups) == len(examples), f"its {part} groups are not one for each example")
 

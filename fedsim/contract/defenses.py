@@ -203,7 +203,7 @@ def guarantee_is_valid(subject: CheckedPlugin) -> None:
             f"it states epsilon = {fewer:.4g} for 10 rounds as for 20, and draws anew in each, of which each reveals "
             "something; compose it over participation.rounds, or let of_client choose the noise by that number",
         )
-    expect(defense.promise != NO_GUARANTEE, "it has a guarantee, but says of itself that it has none; set 'promise'")
+    expect(defense.promise != NO_GUARANTEE, "it has a guarantee, but declares none; set 'promise'")
 
 
 def noise_holds_in_any_round(subject: CheckedPlugin) -> None:
@@ -238,7 +238,7 @@ def _measure_spread(defense: Defense, hook: str, number: int) -> float:
 
 
 def _draws_anew(defense: Defense) -> bool:
-    """Tell whether what `on_update` sends depends on its draws in each round, with what it remembers."""
+    """Return whether what `on_update` sends depends on its draws in each round, with what it remembers."""
     if not overrides(defense, "on_update"):
         return False
     for number in range(ROUNDS):
@@ -254,7 +254,7 @@ def _draws_anew(defense: Defense) -> bool:
 
 
 def _adapts_to_rounds(subject: CheckedPlugin) -> bool:
-    """Tell whether `on_update` sends something else where there are more rounds, as one that keeps to a total does."""
+    """Return whether `on_update` sends something else if there are more rounds, as one with a total budget does."""
     fewer, more = (_send(build_defense(subject, rounds), generator("draws"), 0, {}) for rounds in (10, 20))
     return not common.are_equal(fewer, more)
 
@@ -286,7 +286,8 @@ def mixing_is_declared(subject: CheckedPlugin) -> None:
         sources += (changed_outputs != outputs).flatten(1).any(1)
     expect(
         defense.mixes or not (sources > 1).any(),
-        f"on_batch makes an example of {sources.max()} records; set mixes = True, so that nobody takes it for a record",
+        f"on_batch mixes {sources.max()} records into an example; set mixes = True, so that it does not count as a "
+        "record",
     )
 
 
@@ -317,7 +318,7 @@ def adversary_view_is_valid(subject: CheckedPlugin) -> None:
     """Its `adversary_view` has the gradient's form, is differentiable, and draws nothing."""
     defense = build_defense(subject)
     if defense.adversary_view(dummy_gradient(), defended_state(defense)) is None:
-        raise DoesNotApply("it models no adversary who knows it: 'adversary_view' returns None")
+        raise DoesNotApply("it models no adversary that knows it: 'adversary_view' returns None")
     for sent in (defended_state(defense), zero_state()):
         for dummy in (dummy_gradient(), zero_state()):
             _check_view(defense, dummy, sent)
@@ -357,7 +358,7 @@ def adversary_batch_is_valid(subject: CheckedPlugin) -> None:
     """Its `adversary_batch` returns mixtures of the same shape, and is differentiable."""
     defense = build_defense(subject)
     if not overrides(defense, "adversary_batch"):
-        raise DoesNotApply("it has no 'adversary_batch': dummy examples stand for those that it mixed")
+        raise DoesNotApply("it has no 'adversary_batch': dummy examples are compared with its mixtures")
     records, labels = torch.randn((4, 1, 8, 8), generator=generator("records")), torch.eye(10)[:4]
     leaf = records.clone().requires_grad_()
     with common.expect_untouched_generators():

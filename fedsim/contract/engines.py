@@ -83,7 +83,7 @@ def reports_failures(subject: CheckedPlugin) -> None:
     try:
         _run(subject, _engine_of(subject), "failing", defense=[defense])
     except RunError as error:
-        expect(_REASON in str(error), f"a client's error '{_REASON}' is told as '{error}'")
+        expect(_REASON in str(error), f"a client's error '{_REASON}' is reported as '{error}'")
         return
     raise ContractViolation("every client failed, and it went on as if none had")
 
@@ -156,7 +156,7 @@ def _process_state() -> dict[str, set[str]]:
     """Return the threads, child processes and signal handlers of this process, by noun."""
     handlers = {f"{number.name} {signal.getsignal(number)}" for number in (signal.SIGINT, signal.SIGTERM)}
     return {
-        "a thread that nobody ends": {thread.name for thread in threading.enumerate() if not thread.daemon},
+        "a thread that is never ended": {thread.name for thread in threading.enumerate() if not thread.daemon},
         "a process": set(map(str, _child_processes())),
         "a signal handler": handlers,
     }

@@ -42,7 +42,7 @@ def is_a_metric(subject: CheckedPlugin) -> None:
 
 
 def declares_its_facts(subject: CheckedPlugin) -> None:
-    """It declares a title and a direction, and what else it says of itself fits together."""
+    """It declares a title and a direction, and what else it declares fits together."""
     metric = common.build_instance(subject, Metric)
     expect(metric.title.strip() == metric.title, f"its title {metric.title!r} begins or ends with a space")
     expect(metric.of_examples or not isinstance(metric, ExampleMetric), "it measures examples: leave of_examples out")
@@ -156,7 +156,7 @@ def _measure(metric: ExampleMetric, claimed: Tensor, trial: _ClaimTrial) -> Tens
     """
     values = metric.measure(claimed.clone(), trial.true.clone(), trial.context)
     if isinstance(values, str):
-        raise NotChecked(f"it says of tiny {trial.context.modality} examples: {values}")
+        raise NotChecked(f"for tiny {trial.context.modality} examples it returns: {values}")
     complaint = explain_invalid(metric, values, len(trial.true))
     expect(not complaint, complaint)
     return values.double()

@@ -35,7 +35,7 @@ def names_its_axes(subject: CheckedPlugin) -> None:
     is_named = isinstance(axes, tuple) and axes and all(isinstance(axis, str) and axis for axis in axes)
     expect(is_named and len(set(axes)) == len(axes), f"axes: expected different names in a tuple, got {axes!r}")
     unknown = [axis for axis in modality.smooth_axes if axis not in axes]
-    expect(not unknown, f"smooth_axes: '{unknown[0] if unknown else ''}' is none of its axes")
+    expect(not unknown, f"smooth_axes: '{unknown[0] if unknown else ''}' is not one of its axes")
     expect(modality.noun and modality.plural, "its noun or its plural is empty")
     displays = get_args(get_args(get_type_hints(Modality)["shown_as"])[0])
     expect(modality.shown_as in displays, f"shown_as: expected one of {', '.join(displays)}, got {modality.shown_as!r}")
@@ -112,19 +112,19 @@ def pairs_one_to_one(subject: CheckedPlugin) -> None:
         )
 
 
-def finds_whose_claims_are(subject: CheckedPlugin) -> None:
-    """Each example is more like itself than like any other, by a finite likeness of each pair."""
+def identifies_examples(subject: CheckedPlugin) -> None:
+    """Each example is more similar to itself than to any other, by a finite similarity of each pair."""
     modality = common.build_instance(subject, Modality)
     examples = _draw_examples(modality, _EXAMPLES, "true")
-    likeness = modality.likeness(examples[:-1], examples)
+    similarity = modality.similarity(examples[:-1], examples)
     expected_shape = (_EXAMPLES - 1, _EXAMPLES)
     expect(
-        tuple(likeness.shape) == expected_shape,
-        f"its likeness has the shape {tuple(likeness.shape)}, expected {expected_shape}, claims by examples",
+        tuple(similarity.shape) == expected_shape,
+        f"its similarity has the shape {tuple(similarity.shape)}, expected {expected_shape}, claims by examples",
     )
-    expect(bool(likeness.isfinite().all()), "its likeness of random examples is not finite")
-    nearest = likeness.argmax(1).tolist()
-    expect(nearest == list(range(_EXAMPLES - 1)), f"the examples most like examples 0, 1, ... are {nearest}")
+    expect(bool(similarity.isfinite().all()), "its similarity of random examples is not finite")
+    nearest = similarity.argmax(1).tolist()
+    expect(nearest == list(range(_EXAMPLES - 1)), f"the examples most similar to examples 0, 1, ... are {nearest}")
 
 
 def draws_safely(subject: CheckedPlugin) -> None:
@@ -152,7 +152,7 @@ CHECKS = (
     floors_are_like_the_data,
     guesses_are_deterministic,
     pairs_one_to_one,
-    finds_whose_claims_are,
+    identifies_examples,
     draws_safely,
 )
 

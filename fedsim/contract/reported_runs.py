@@ -95,7 +95,7 @@ def _write_findings(run: Path) -> None:
 
 
 def _save_finding(run: Path, attack: str, victim: int, finding: Finding) -> Mapping[str, Any]:
-    """Save a finding; return what it says of itself."""
+    """Save a finding; return its metadata."""
     about = {
         "attack": attack, "plugin": "dlg", "round": "1", "rounds": [1], "first_round": 1, "members": [],
         "victim": victim, "repeat": 0, "settings": {"source": HOSTILE}, "changed": {"source": HOSTILE}, "granted": [],

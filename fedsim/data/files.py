@@ -84,7 +84,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def has_listed_sum(path: Path, folder: Path) -> bool:
-    """Tell whether `folder / SUMS_FILE` has the checksum of a file.
+    """Return whether `folder / SUMS_FILE` has the checksum of a file.
 
     Raises:
         DataError: SUMS_FILE is not what `sha256sum` writes.

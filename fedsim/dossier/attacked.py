@@ -38,7 +38,7 @@ _MAX_SENTENCES = 3
 
 
 def read_finding_facts(run: ReportedRun) -> list[dict[str, Any]]:
-    """Return what each readable finding of a run says of itself, with the name of its attack as `attack`."""
+    """Return the metadata of each readable finding of a run, with the name of its attack as `attack`."""
     facts = []
     for about in run.finding_facts:
         title = about["attack"]
@@ -277,7 +277,7 @@ def describe_worst_case(result: Result) -> str:
     where = f" ({result.setting})" if result.setting else ""
     rounds = "rounds" if "-" in worst.round else "round"
     return (
-        f"Most exposed to {result.attack}{where} is client {worst.client}, in {rounds} {worst.round}: "
+        f"The client most exposed to {result.attack}{where} is client {worst.client}, in {rounds} {worst.round}: "
         f"{what}{guess if worst.floor is not None else ''}."
     )
 

@@ -25,7 +25,7 @@ class CellFacts:
     """What the runs of a sweep's cells say.
 
     Attributes:
-        findings: what each finding says of itself.
+        findings: the metadata of each finding.
         coverages: of each run.
         proofs: by setting, those of the run in which most was spent.
         no_proofs: by setting, why nothing is proved.

@@ -143,7 +143,7 @@ class WorstScore(Part):
     round: str
     value: Number
     floor: Number = Field(description="what the best guess without any message gets of the same client")
-    is_exact: bool = Field(description="whether all examples that it is about were got back exactly")
+    is_exact: bool = Field(description="whether all examples that it is about were recovered exactly")
 
 
 class Result(Part):
@@ -177,12 +177,12 @@ class Proof(Part):
     defense: str
     epsilon: Number = Field(description="of the client that spent most; infinite where nothing is proved")
     delta: Number
-    neighbours: str = Field(description="unit and adjacency: which two inputs cannot be told apart")
+    neighbours: str = Field(description="unit and adjacency: which two inputs cannot be distinguished")
     accountant: str
     client: int | None = Field(description="the client that spent most")
     rounds: int
     against: str = Field(description="against whom it holds, and what it does not cover")
-    promise: str = Field(description="how much an epsilon of this size promises, in a word")
+    promise: str = Field(description="how much protection an epsilon of this size gives, in a word")
 
 
 class MeasuredEpsilon(Part):
@@ -248,7 +248,7 @@ class Caution(Part):
 
 
 class Reference(Part):
-    """Text that auditors cite."""
+    """Text that auditors refer to."""
 
     name: str
     asks: str
@@ -274,7 +274,7 @@ class Dossier(Part):
     versions: dict[str, str] = Field(description="of fedsim and what it computes with, when this was written")
     review_by: datetime.date | None
     verdict: DossierVerdict
-    answer: list[str] = Field(description="the answer in a few sentences")
+    answer: list[str] = Field(description="the summary in a few sentences")
     facts: dict[str, str] = Field(description="what was run, term by term")
     observers: list[ObservingParty]
     coverage: Coverage

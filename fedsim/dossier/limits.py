@@ -37,7 +37,7 @@ def describe_extent(coverage: Coverage) -> list[str]:
         attacked_rounds.update(_split_rounds(text))
     victims, rounds = len(coverage.victims), len(attacked_rounds)
     extent = (
-        f"Attacked {_was(victims)} {victims} of {number_of(coverage.clients, 'recorded client')}, in {rounds} of "
+        f"{victims} of {number_of(coverage.clients, 'recorded client')} {_was(victims)} attacked, in {rounds} of "
         f"{number_of(coverage.recorded_rounds, 'recorded round')}"
     )
     is_whole = victims == coverage.clients and rounds == coverage.recorded_rounds
@@ -84,11 +84,11 @@ def describe_changes(
     most = max((result.victims for result in results if not result.is_baseline), default=0)
     if verdict == NOT_CONCLUDED and most < MIN_VICTIMS:
         changes.append(
-            f"At most {number_of(most, 'client')} {_was(most)} attacked by one attack; from {MIN_VICTIMS} on, which "
-            "adversary.victims names, their scores allow a verdict."
+            f"At most {number_of(most, 'client')} {_was(most)} attacked by one attack; a verdict needs "
+            f"{MIN_VICTIMS} or more, which adversary.victims sets."
         )
     elif verdict == NOT_CONCLUDED:
-        changes.append("More attacked clients, in adversary.victims, or more seeds can settle what is undecided.")
+        changes.append("More attacked clients (adversary.victims) or more seeds can decide what is undecided.")
     if unjudged := list_unjudged(results):
         changes.append(f"There is no verdict on {enumerate_words(unjudged)}, because scores are missing.")
     changes += [f"A leak is not excluded by {reason}." for reason in list_open_reasons(results)]
@@ -102,14 +102,15 @@ def describe_changes(
 def describe_validity(review_by: datetime.date | None) -> list[str]:
     """Say until when a dossier is valid."""
     review = (
-        f"It has to be examined again by {review_by.isoformat()}."
+        f"The federation has to be examined again by {review_by.isoformat()}."
         if review_by
-        else "No date of re-examination was set; --review-by DATE sets one."
+        else "No date for a new examination was set; --review-by DATE sets one."
     )
     return [
-        "It applies to the settings, data, code and recorded rounds whose hashes are in the annex, and becomes invalid "
-        "when any of them changes: other clients or data, another model, other training, further rounds.",
-        "It applies to the attacks that are named here, and becomes invalid when a stronger one becomes known.",
+        "This dossier applies to the settings, data, code and recorded rounds whose hashes are in the annex, and "
+        "becomes invalid when any of them changes: other clients or data, another model, other training, or further "
+        "rounds.",
+        "It applies to the attacks that it names, and becomes invalid when a stronger one becomes known.",
         review,
     ]
 

@@ -1,4 +1,4 @@
-"""Parties of a federation, aims of attacks, and texts that auditors cite."""
+"""Parties of a federation, aims of attacks, and texts that auditors refer to."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from fedsim.report.observers import list_attackers
 _AIMS: Mapping[tuple[str, ...], str] = {
     ("reconstruction", "texts"): "recover the examples themselves: images, records, series or texts",
     ("representatives",): "show what the examples of a class look like",
-    ("membership",): "tell whether a known record was trained on",
+    ("membership",): "infer whether a client trained on a known record",
     ("inference",): "infer a hidden attribute of a record, or which client holds the record",
-    ("property",): "tell whether a client's data have some property",
-    ("label-distribution",): "tell how often each label occurs in a client's data",
-    ("linkage",): "tell which messages the same client sent",
-    ("example-groups",): "tell which examples behind a secure sum are of the same client",
-    ("answers",): "find what a client answered to queries, and the values of single people",
-    ("local-model",): "obtain a client's own model, which fits its data better than the shared one",
+    ("property",): "infer whether a client's data have some property",
+    ("label-distribution",): "infer how often each label occurs in a client's data",
+    ("linkage",): "find the messages that the same client sent",
+    ("example-groups",): "find which examples of a secure sum are from the same client",
+    ("answers",): "find a client's answers to queries, and the values of single people",
+    ("local-model",): "reconstruct a client's local model, which fits its data better than the shared one",
 }
 """What attacks are after, by the kinds of findings that claim it."""
 _NO_FINDING = "no attack of this kind has a result here"
-_NOT_TRIED = "No attack of this dossier was made from this view."
+_NOT_TRIED = "No attack in this dossier had this view."
 _SUMS_OF_OTHERS = (
-    "From the models before and after a round, and what they sent themselves, they computed the sum of what all others "
-    "sent; that they knew how many examples these hold was assumed."
+    "From the models before and after a round, and their own updates, they computed the sum of the updates of all "
+    "others; they were assumed to know how many examples these hold."
 )
 _SUMS_WITHOUT_COLLUDERS = (
-    "Where the server was among them, it subtracted what these clients had added from the sums that it unmasked under "
-    "secure aggregation."
+    "If the server was among them, it subtracted the contributions of these clients from the sums that it unmasked "
+    "under secure aggregation."
 )
 _EACH_MODEL = (
-    "The attacks assumed an adversary who gets the model of each round, and so sees the sum of what all clients sent "
-    "in it (with central privacy, clipped and with noise). This is more than the last model reveals."
+    "The attacks assumed an adversary that gets the model of each round, and so sees the sum of all its updates (with "
+    "central privacy, clipped and with noise). This is more than the last model reveals."
 )
 _HEARS_UPDATES = (
-    "Attacks were made on messages as they are sent, before the server adds up or adds noise; that links are not "
-    "encrypted was assumed."
+    "The attacks read messages as they are sent, before the server sums or adds noise; links were assumed not to be "
+    "encrypted."
 )
 _HEARS_MODELS = (
-    "What clients send is masked under secure aggregation, so attacks were made on the models of successive rounds, "
-    "and so on the sum of what all clients sent; that links are not encrypted was assumed."
+    "Secure aggregation masks what clients send, so the attacks read the models of successive rounds, and hence the "
+    "sum of all updates; links were assumed not to be encrypted."
 )
 _SEES_UPDATES = (
     "every message of every client: the model or update that it sends, how many examples it holds, and the metrics "
@@ -50,7 +50,7 @@ _SEES_UPDATES = (
 )
 _SEES_SUMS = (
     "the sums over groups of clients, with the number of examples of the group and who is in it, and no update of a "
-    "single client, as far as secure aggregation works as it was simulated; and the settings that it sends itself"
+    "single client, if secure aggregation works as simulated; and the settings that it sends itself"
 )
 REFERENCES = (
     Reference(
@@ -81,14 +81,14 @@ REFERENCES = (
         answered_in="What was attacked, and what was not",
     ),
 )
-"""What auditors cite. Nothing is said of a text that is not known word for word."""
+"""What auditors refer to. Nothing is said of a text that is not known word for word."""
 
 
 def list_observers(findings: Iterable[Mapping[str, Any]], *, holds_sums: bool) -> list[ObservingParty]:
     """Return who sees what, and from whose view attacks were made.
 
     Args:
-        findings: what each finding says of itself.
+        findings: the metadata of each finding.
         holds_sums: whether the server sees sums over groups in place of single updates.
     """
     attackers = list_attackers(findings)
@@ -112,7 +112,7 @@ def list_observers(findings: Iterable[Mapping[str, Any]], *, holds_sums: bool) -
             who="The server",
             sees=_SEES_SUMS if holds_sums else _SEES_UPDATES,
             is_examined=is_attacked,
-            remark=server_remark if is_attacked else f"No attack was made, or none left a finding. {server_remark}",
+            remark=server_remark if is_attacked else f"No attack was run, or none left a finding. {server_remark}",
         ),
         ObservingParty(
             who="Another client",
@@ -128,12 +128,12 @@ def list_observers(findings: Iterable[Mapping[str, Any]], *, holds_sums: bool) -
         ),
         ObservingParty(
             who="An outsider on the network",
-            sees="what is not encrypted on its way, at worst every message; transport is not simulated",
+            sees="what is not encrypted in transit, at worst every message; transport is not simulated",
             is_examined=hears_links,
             remark=(_HEARS_MODELS if holds_sums else _HEARS_UPDATES) if hears_links else _NOT_TRIED,
         ),
         ObservingParty(
-            who="Whoever gets the final model",
+            who="A recipient of the final model",
             sees="the shared model after the last round",
             is_examined=False,
             remark=_EACH_MODEL if "outsider" in attackers else _NOT_TRIED,
@@ -146,7 +146,7 @@ _FEATURE_PARTY = ObservingParty(
     who="A party that holds some columns of the rows",
     sees="the gradients of the embeddings that it sends, and its own columns",
     is_examined=True,
-    remark="It attacks the labels, which another party holds.",
+    remark="It attacked the labels, which another party holds.",
 )
 
 
@@ -154,7 +154,7 @@ def list_aims(findings: Iterable[Mapping[str, Any]]) -> list[Aim]:
     """Return what attacks can be after, and which attacks have a finding that claims it.
 
     Args:
-        findings: what each finding says of itself.
+        findings: the metadata of each finding.
     """
     attacks_by_kind: dict[str, dict[str, None]] = {}
     for finding in findings:

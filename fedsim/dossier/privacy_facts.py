@@ -111,7 +111,7 @@ def _prove_sums(run: ReportedRun, privacy: DistributedPrivacy, setting: str) -> 
         defense=privacy.name,
         epsilon=to_number(epsilon),
         delta=to_number(privacy.delta),
-        neighbours="the update of one client taken for zeros",
+        neighbours="the update of one client replaced by zeros",
         accountant="Rényi divergences of the Skellam mechanism (dp-accounting)",
         client=most.client if most else None,
         rounds=most.rounds if most else 0,
@@ -201,14 +201,14 @@ def describe_proofs(proofs: Sequence[Proof]) -> list[str]:
         where = f" ({proof.setting})" if proof.setting not in ("", proof.defense) else ""
         sentences.append(
             f"Proved for {proof.defense}{where}: epsilon is at most {epsilon:.3g} with delta {delta:g}, for "
-            f"{proof.neighbours}; an epsilon of this size promises {_PROTECTIONS[proof.promise]}."
+            f"{proof.neighbours}; an epsilon of this size gives {_PROTECTIONS[proof.promise]}."
         )
     return sentences
 
 
 _CENTRAL = (
-    " The server makes its models under central privacy, which holds for those who see the models alone, not against "
-    "this server; ledger.csv has its epsilon."
+    " The models have central privacy, which protects against observers of the models alone, not against the server; "
+    "ledger.csv has its epsilon."
 )
 _PROTECTIONS = {
     "strong": "strong protection",

@@ -51,7 +51,7 @@ from fedsim.report.run_facts import run_facts
 
 _NOT_WRITTEN_SO = "This is not the run that was written, so nothing below can be relied on."
 _VICTIM_IS_GROUP = (
-    "A client number may stand for the client's group, of which the server saw only the sum: what is recovered belongs "
+    "A client number may mean the client's group, of which the server saw only the sum: recovered examples belong "
     "to some member."
 )
 _NOTHING_ATTACKED = "Nothing was attacked, so the attacks were not checked for pitfalls."

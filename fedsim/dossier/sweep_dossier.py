@@ -67,7 +67,7 @@ def collect_sweep_dossier(path: Path, options: DossierOptions) -> Dossier:
     cautions, notes = list_pitfalls(lambda: EvaluationDesign.of_sweep(read_sweep(path / FILE), trust=options.trust))
     # What cannot be relied on comes first, then what leaked, what failed, and what is proved.
     sentences = [
-        *(["Not all cells are as they were written, so nothing below can be relied on."] if facts.problems else []),
+        *(["Some cells have changed since they were written, so nothing below is reliable."] if facts.problems else []),
         answer.lead or "There are no scores, so it is unknown what the messages leak.",
         *answer.no_controls,
         *answer.defense_limits,
@@ -195,7 +195,7 @@ def _describe_learning(answer: SweepAnswer) -> str:
         return ""
     return (
         f"It is not shown that the model has learnt with {enumerate_words(names)}, so leakage and accuracy there say "
-        "little about a model that has."
+        "little about a trained model."
     )
 
 

@@ -86,10 +86,10 @@ class Verification:
         faults = []
         if self.scores and all(value.state == "cannot be recomputed" for value in self.scores):
             reasons = dict.fromkeys(value.why for value in self.scores)
-            faults.append(f"no score was judged again: {next(iter(reasons))}")
+            faults.append(f"no score was recomputed: {next(iter(reasons))}")
         review_by = self.dossier.review_by
         if review_by is not None and review_by < datetime.date.today():
-            faults.append(f"it had to be examined again by {review_by}, so that it is no longer valid")
+            faults.append(f"the federation had to be examined again by {review_by}, so the dossier is no longer valid")
         return faults
 
     @property
@@ -103,7 +103,7 @@ class Verification:
             "scores, judged again from the findings": self.scores,
             "epsilons, composed again from the ledger": self.epsilons,
             "numbers of sweep.csv, read again from the cells' runs": self.cells,
-            "files beside dossier.json, written again": self.files,
+            "files next to dossier.json, written again": self.files,
         }
         return {name: _count_states(values) for name, values in parts.items() if values}
 
@@ -132,7 +132,7 @@ def verify_dossier_file(
     folder = path if path.is_dir() else path.parent
     run = folder / stated.evidence.folder if run is None else run
     if not run.is_dir():
-        raise ConfigError(f"{run}: the {stated.kind} of {folder / JSON_FILE} is not there; name it with --run FOLDER")
+        raise ConfigError(f"{run}: the {stated.kind} of {folder / JSON_FILE} does not exist; name it with --run FOLDER")
     # Make the dossier again from the run, with the thresholds that the stated one names.
     options = DossierOptions(folder=folder, written=stated.written, review_by=stated.review_by, trust=trust)
     collect = collect_run_dossier if stated.kind == "run" else collect_sweep_dossier

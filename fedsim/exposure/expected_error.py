@@ -62,8 +62,8 @@ class ExpectedError(Measure):
         eigenvalues, weights = lanczos_quadrature(hessian, offset, self.steps)
         if hessian.largest_eigenvalue and weights @ eigenvalues <= _ROUNDING_CURVATURE * hessian.largest_eigenvalue:
             raise ConfigError(
-                "measure: the message does not change along the line from the mean of the data to these examples, as "
-                "where a layer normalises by the batch, so that a step from there tells nothing; set "
+                "measure: the message does not change along the line from the mean of the data to these examples, "
+                "as where a layer normalises by the batch, so a step from there is uninformative; set "
                 "training.batch_norm = 'eval', measure single examples, or use another measure"
             )
         # Each eigenvalue leaves d / (lambda + d) of the offset along its eigenvector.

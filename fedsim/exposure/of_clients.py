@@ -57,7 +57,7 @@ class MeasureSchedule:
     memory_budget: int
 
     def is_due(self, number: int) -> bool:
-        """Tell whether clients compute the measure in round `number`."""
+        """Return whether clients compute the measure in round `number`."""
         return (number - 1) % self.interval == 0
 
     def compute_once(self, local: LocalRound) -> None:

@@ -121,18 +121,18 @@ class AdversaryTable(Table):
         links, named_victims = self.role.links, self.victims if isinstance(self.victims, list) else []
         if unheard := [client for client in named_victims if links and client not in links]:
             raise ConfigError(
-                f"adversary.victims: {self.role} hears nothing of client {unheard[0]}; name victims among these, or "
-                "hear all links"
+                f"adversary.victims: {self.role} does not see the link of client {unheard[0]}; choose victims "
+                "among these clients, or listen to all links"
             )
 
     @model_validator(mode="after")
     def _check_values(self) -> AdversaryTable:
         if not self.role.reads_messages and self.when == "in-round":
-            raise ValueError("who: others than the server learn from the next round's model; take when = 'at-end'")
+            raise ValueError("who: others than the server learn from the next round's model; set when = 'at-end'")
         if not self.role.reads_messages and not (self.knowledge.num_examples and self.knowledge.client_ids):
             raise ValueError(
-                "knowledge: num_examples and client_ids are withheld from a server; others see sums over all clients "
-                "and are taken to know how many examples these are of; leave them out, or who"
+                "knowledge: num_examples and client_ids are withheld from a server; others see sums over all "
+                "clients and are assumed to know their numbers of examples; remove them, or who"
             )
         telling = [name for name in ("labels", "records") if getattr(self.knowledge, name)]
         if telling and not self.knowledge.num_examples:
@@ -142,8 +142,8 @@ class AdversaryTable(Table):
             )
         if self.role.links and not self.knowledge.client_ids:
             raise ValueError(
-                "knowledge: client_ids is withheld, and whoever hears the links of certain clients knows whose "
-                "messages these are; leave it out, or take who = 'eavesdropper'"
+                "knowledge: client_ids is withheld, and an eavesdropper on the links of certain clients knows whose "
+                "messages these are; remove it, or set who = 'eavesdropper'"
             )
         named_victims = self.victims if isinstance(self.victims, list) else []
         if colluders := [client for client in named_victims if client in self.role.colluders]:

@@ -98,7 +98,7 @@ RUN_TABLES = tuple(name for name in AppFile.model_fields if name not in AttackFi
 
 
 def is_app_file(tables: Mapping[str, Any]) -> bool:
-    """Tell whether tables are those of an app's file: they say what no experiment can say, and nothing else."""
+    """Return whether tables are those of an app's file: they say what no experiment can say, and nothing else."""
     if set(tables) - set(AppFile.model_fields):
         return False
     adversary = tables.get("adversary")

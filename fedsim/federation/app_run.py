@@ -1,4 +1,4 @@
-"""Run of somebody's Flower app over clients in this process, recorded by a curious server.
+"""Run of a Flower app over clients in this process, recorded by a curious server.
 
 An app runs in a separate process (`fedsim.api.app_runs`), so that its modules, and what they keep, are new in each
 run. Everything that is drawn follows from the seed: what the server draws from the global generators of Python, NumPy
@@ -245,9 +245,9 @@ class ClientGrid(InProcessGrid):
         """Raise RunError where clients answered with arrays on which no defense acts."""
         if self._undefended_kind:
             raise RunError(
-                f"defense: clients answer '{self._undefended_kind}' with arrays, and "
-                f"{name_of_defense(self._defenses[0])} acts on answers to training messages alone, so that these would "
-                "leave undefended; leave [[defense]] out"
+                f"defense: clients reply to '{self._undefended_kind}' with arrays, and "
+                f"{name_of_defense(self._defenses[0])} acts only on replies to training messages, so these would be "
+                "sent undefended; remove [[defense]]"
             )
 
     def write_ledger(self, job: AppJob) -> None:

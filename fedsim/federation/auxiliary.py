@@ -1,4 +1,4 @@
-"""Draw auxiliary records: labelled records like the clients', on which nobody trains."""
+"""Draw auxiliary records: labelled records like the clients', on which no client trains."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedsim.interfaces.knowledge import Records
 
 
 def auxiliary_records(data: FederatedData, most: int) -> Records:
-    """Draw at most `most` of the examples that nobody trains on, by the seed, in model units.
+    """Draw at most `most` of the examples that no client trains on, by the seed, in model units.
 
     Raises:
         DataError: clients train on all examples, or on records that equal the others.

@@ -113,7 +113,7 @@ class Experiment:
         return data
 
     def has_same_data(self, config: Config) -> bool:
-        """Tell whether `config` describes the same data, and the same clients to hold it."""
+        """Return whether `config` describes the same data, and the same clients to hold it."""
         has_same_tables = self.config.data == config.data and self.config.partition == config.partition
         has_same_clients = self.config.federation.clients == config.federation.clients
         return has_same_tables and has_same_clients and self.seed == config.federation.seed
@@ -353,8 +353,8 @@ class Experiment:
         rate = self.server_rate
         if table.learning_rate not in (TrainingTable().learning_rate, rate):
             raise ConfigError(
-                f"training.learning_rate: with strategy '{self.config.strategy.name}' the server "
-                "takes the steps; leave it out, the settings of the strategy are what counts"
+                f"training.learning_rate: with strategy '{self.config.strategy.name}' the server takes the steps; "
+                "remove it; the settings of the strategy apply"
             )
         if rate is not None:
             settings["learning_rate"] = rate
@@ -387,7 +387,7 @@ class Experiment:
         return torch.device(name)
 
     def is_straggler(self, client: int, number: int) -> bool:
-        """Tell whether `client` does not answer in round `number`."""
+        """Return whether `client` does not answer in round `number`."""
         probability = self.config.federation.straggler_probability
         if not probability:
             return False
@@ -420,7 +420,7 @@ class Experiment:
 
     @property
     def trains_plainly(self) -> bool:
-        """Tell whether clients train as without an algorithm of their own."""
+        """Return whether clients train as without an algorithm of their own."""
         return self.config.algorithm is None or self.config.algorithm.name == AlgorithmTable().name
 
     @cached_property

@@ -25,7 +25,7 @@ def log_canary_power(experiment: Experiment) -> None:
         mechanisms, proved = [central.mechanism(asked_rounds)], central.epsilon(asked_rounds)
         sentence, finds = describe_canaries(mechanisms, table.count, proved, central.delta, table.confidence)
         if central.rate is not None or central.correlation == "tree":
-            sentence += "; they show less here, since noise and draws are accounted for as if each were seen by itself"
+            sentence += "; they show less here, since noise and sampling are accounted for as if each were seen alone"
         _log_power(central.name, sentence, finds)
         return
     # Otherwise each client has its own defenses, and the bounds share the confidence.

@@ -102,9 +102,8 @@ def draw_known_candidates(data: FederatedData, clients: Sequence[int], others: s
     num_pairs = pairs.indices.shape[1]
     if count // 2 >= num_pairs:
         raise DataError(
-            f"adversary.knowledge.known_candidates: client {clients[0]} has {num_pairs} records "
-            f"with others of '{others}' beside, so that {count} known ones leave no candidate; "
-            "grant fewer, or attack a victim that holds more"
+            f"adversary.knowledge.known_candidates: client {clients[0]} has {num_pairs} records with partners from "
+            f"'{others}', so {count} known ones leave no candidate; grant fewer, or attack a victim that holds more"
         )
     return pairs.shuffle(slice(num_pairs - count // 2, None))
 
@@ -182,7 +181,7 @@ def _suggest_remedy(data: FederatedData, others: str) -> str:
 
 
 def _find_distinct(train: Examples, member_indices: Indices, examples: Examples, pairs: Indices) -> list[bool]:
-    """Tell for each pair whether both records are new and the non-member is no client record."""
+    """Return for each pair whether both records are new and the non-member is no client record."""
     client_records, seen = set(hash_records_at(train, member_indices)), set[bytes]()
     is_distinct: list[bool] = []
     for member, other in zip(hash_records_at(train, pairs[0]), hash_records_at(examples, pairs[1]), strict=True):

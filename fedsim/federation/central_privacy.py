@@ -100,8 +100,9 @@ def _read_rate(settings: Mapping[str, Any]) -> float:
     least = settings.get("min_train_nodes", 1)
     if least > 1:
         raise ConfigError(
-            f"strategy.min_train_nodes: with {CENTRAL_PRIVACY}.sampling = 'poisson' each client is drawn by itself, so "
-            f"a round may have none, and {least} cannot be promised; set it to 1, or sampling to 'fixed'"
+            f"strategy.min_train_nodes: with {CENTRAL_PRIVACY}.sampling = 'poisson' clients are sampled "
+            f"independently, so a round may have none, and {least} cannot be guaranteed; set it to 1, or sampling to "
+            "'fixed'"
         )
     rate = float(settings.get("fraction_train", 1.0))
     if not 0 < rate <= 1:

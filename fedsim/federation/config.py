@@ -117,8 +117,8 @@ class Config(AttackFile):
         self._check_colluders()
         if not self.adversary.role.reads_messages and self.recording.clients is not None:
             raise ValueError(
-                "recording.clients: whoever sees models sees the sum over all clients, of whom some would not be "
-                "recorded; leave it out, or adversary.who"
+                "recording.clients: an adversary that sees models sees the sum over all clients, of whom some would "
+                "not be recorded; leave it out, or adversary.who"
             )
         if self.canaries is not None:
             self._check_canaries(self.canaries.clients)
@@ -154,8 +154,8 @@ class Config(AttackFile):
         self.secure_aggregation.check_groups(self.federation.clients, self.recording.clients)
         if self.adversary.role.party == "eavesdropper" and self.adversary.when == "in-round":
             raise ValueError(
-                "adversary.who: under [secure_aggregation] an eavesdropper hears masked vectors, and learns from "
-                "the next round's model; take when = 'at-end'"
+                "adversary.who: under [secure_aggregation] an eavesdropper sees masked vectors, and learns from the "
+                "next round's model; set when = 'at-end'"
             )
 
     def _refuse_keys_of_attack_files(self) -> None:
@@ -194,14 +194,14 @@ class Config(AttackFile):
         """Raise ValueError where the server would not see the canaries."""
         if chosen is not None and self.central_privacy is not None:
             raise ValueError(
-                "canaries.clients: with [central_privacy] each canary is a separate client, as the server promises "
-                "something of whole clients; leave it out"
+                "canaries.clients: with [central_privacy] each canary is a separate client, as the guarantee is for "
+                "whole clients; leave it out"
             )
         if chosen is not None:
             check_choice("canaries.clients", chosen, self.federation.clients, "clients")
         if self.secure_aggregation is not None:
             raise ValueError(
-                "canaries: they measure what one client's messages tell, and under secure "
+                "canaries: they measure what one client's messages reveal, and under secure "
                 "aggregation the server sees sums alone; leave [canaries] or [secure_aggregation] "
                 "out"
             )

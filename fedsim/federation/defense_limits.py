@@ -26,8 +26,8 @@ def describe_defense_limits(defenses: Sequence[Defense], rounds: Sequence[int]) 
         if undefended := list_undefended_rounds(defense, rounds):
             sentences.append(
                 f"{name} does not act in {len(undefended)} of {len(rounds)} rounds, the first of which is round "
-                f"{undefended[0]}: what clients send in these, it does not hide, and scores of other rounds say "
-                "nothing of it."
+                f"{undefended[0]}: messages of these rounds are unprotected, and scores of other rounds say nothing "
+                "about them."
             )
         if overrides(defense, "on_batch"):
             sentences.append(

@@ -160,9 +160,8 @@ def _check_canaries(experiment: Experiment) -> None:
         return
     if not any(map(audited_hook, experiment.defenses)):
         raise ConfigError(
-            "canaries: they measure what is promised of a client's examples or of its update, "
-            "and no defense here promises that; add dp-sgd or update-noise, or leave "
-            "[canaries] out"
+            "canaries: they test a guarantee for a client's examples or its update, and no defense here has one; "
+            "add dp-sgd or update-noise, or leave [canaries] out"
         )
     for client in experiment.config.canary_clients:
         if (canaries := experiment.client_canaries(client)) is not None:
@@ -189,7 +188,7 @@ def _check_measures(experiment: Experiment) -> None:
 
 
 def _is_from_fedsim(table: PluginTable) -> bool:
-    """Tell whether a defense, and the measure that it uses, if any, are fedsim's own."""
+    """Return whether a defense, and the measure that it uses, if any, are fedsim's own."""
     measure = table.settings.get("measure")
     name = measure.get("name") if isinstance(measure, Mapping) else measure
     return _is_own_plugin("defenses", table.name) and (not isinstance(name, str) or _is_own_plugin("measures", name))

@@ -57,7 +57,7 @@ class FederatedData:
 
     @property
     def clients_hold_out(self) -> bool:
-        """Tell whether clients hold out examples to test on."""
+        """Return whether clients hold out examples to test on."""
         return self.test_fraction > 0 and self.test_by == "sample"
 
     @cached_property
@@ -251,7 +251,7 @@ class FederatedData:
         return self.dataset.test, np.arange(len(self.dataset.test))
 
     def untrained_examples(self) -> tuple[Examples, Indices]:
-        """Return the examples that nobody trains on, as indices into examples.
+        """Return the examples that no client trains on, as indices into examples.
 
         They are the server's test examples or, without any, those that clients hold out.
         """

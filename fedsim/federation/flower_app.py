@@ -1,4 +1,4 @@
-"""Folder of somebody's Flower app: what its pyproject.toml says, and the code that it names."""
+"""Folder of a Flower app: what its pyproject.toml says, and the code that it names."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def _has_module(folder: Path, name: str) -> bool:
 
 
 def _is_hidden(path: Path) -> bool:
-    """Tell whether a path is within a hidden folder, such as an environment or that of Git."""
+    """Return whether a path is within a hidden folder, such as an environment or that of Git."""
     return any(part.startswith(".") for part in path.parts)
 
 

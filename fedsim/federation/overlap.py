@@ -37,7 +37,7 @@ def hash_records(inputs: Tensor, labels: Tensor) -> Iterator[bytes]:
 
 
 def are_many_equal(equal: int, tested: int, ndim: int) -> bool:
-    """Tell whether so many test examples are trained on that it is no chance, by which rows of a table are often equal.
+    """Return whether more test examples are trained on than by chance, by which rows of a table are often equal.
 
     Args:
         equal: examples that are trained on.
@@ -56,7 +56,7 @@ def exclude_training_records(data: FederatedData, examples: Examples, indices: I
 
 
 def describe_tested_records(data: FederatedData) -> str:
-    """Say that test examples are equal to ones that clients train on; empty where few of them are.
+    """Say that test examples are equal to training examples of clients; empty where few of them are.
 
     A model that memorises is as accurate on these as one that learns, and who tells members from others by them tells
     nothing. Some of `_MOST_TESTED` examples are looked at.
@@ -74,8 +74,8 @@ def describe_tested_records(data: FederatedData) -> str:
     if not are_many_equal(equal, len(tested), test.raw.ndim):
         return ""
     return (
-        f"{equal} of {len(tested)} test examples that were looked at are equal to ones that clients train on, so that "
-        "accuracy is that of memory, and members are hard to tell from others; test on other examples"
+        f"{equal} of {len(tested)} examined test examples are equal to training examples of clients, so accuracy "
+        "measures memory, and members are hard to distinguish from non-members; test on other examples"
     )
 
 

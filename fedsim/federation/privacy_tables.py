@@ -55,7 +55,9 @@ class SecureAggregationTable(Table):
                 f"threshold: {self.threshold} of a group have to answer, but groups = {self.groups}; lower it"
             )
         if not MIN_BITS <= self.bits <= MAX_BITS:
-            raise ValueError(f"bits: expected {MIN_BITS} to {MAX_BITS}, all that float32 tells apart, got {self.bits}")
+            raise ValueError(
+                f"bits: expected {MIN_BITS} to {MAX_BITS}, the numbers that float32 can distinguish, got {self.bits}"
+            )
         if not self.clip > 0:
             raise ValueError(f"clip: expected a value above 0, in units of the update, got {self.clip}")
         return self
@@ -156,7 +158,7 @@ class CentralPrivacyTable(ClientPrivacyTable):
     @model_validator(mode="after")
     def _check_values(self) -> CentralPrivacyTable:
         if self.count_noise is not None and self.quantile is None:
-            raise ValueError("count_noise: a clip that stays counts nothing; set quantile, or leave it out")
+            raise ValueError("count_noise: a fixed clip counts nothing; set quantile, or leave it out")
         if self.bands is not None and self.noise != "banded":
             raise ValueError(f"bands: noise = '{self.noise}' has none; leave it out, or set noise to 'banded'")
         if self.noise != "independent" and self.sampling != "cyclic":
@@ -166,8 +168,8 @@ class CentralPrivacyTable(ClientPrivacyTable):
             )
         if self.noise != "independent" and self.quantile is not None:
             raise ValueError(
-                f"quantile: noise = '{self.noise}' spans rounds, and is made for a clip that stays; leave it out, or "
-                "set noise to 'independent'"
+                f"quantile: noise = '{self.noise}' spans rounds, and requires a fixed clip; leave it out, or set "
+                "noise to 'independent'"
             )
         return self
 

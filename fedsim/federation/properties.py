@@ -82,7 +82,7 @@ class Property:
 
 
 def property_records(data: FederatedData, name: str, most: int) -> PropertyRecords:
-    """Draw at most `most` of the examples that nobody trains on, labelled by the property `name`.
+    """Draw at most `most` of the examples that no client trains on, labelled by the property `name`.
 
     Raises:
         ConfigError: there is no such property.

@@ -188,7 +188,7 @@ def default_folder(file: Path) -> Path:
 
 
 def is_run_file(name: str) -> bool:
-    """Tell whether fedsim writes a file of this name into a run folder.
+    """Return whether fedsim writes a file of this name into a run folder.
 
     >>> is_run_file("findings/sme/round-1.safetensors"), is_run_file("notes.txt")
     (True, False)

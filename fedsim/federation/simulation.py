@@ -126,7 +126,7 @@ def prepare_run(config: Config, folder: OpenRun, *, resume: bool, overwrite: boo
 
 
 def _is_finished(config: Config, folder: OpenRun) -> bool:
-    """Tell whether nothing is left to train, so that no engine has to start.
+    """Return whether nothing is left to train, so that no engine has to start.
 
     Raises:
         RunError: the checkpoint is damaged.

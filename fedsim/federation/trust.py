@@ -11,7 +11,7 @@ from fedsim.plugins.allowed_code import find_references
 
 
 def is_in_run_folder(path: Path, run: Path | None = None) -> bool:
-    """Tell whether a file is in a run folder, which may come from a stranger.
+    """Return whether a file is in a run folder, which may come from a stranger.
 
     A folder is a run folder if it is `run`, holds a manifest and an experiment file, or holds a
     recording. Both the given path and the path with links resolved are searched.

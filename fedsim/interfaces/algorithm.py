@@ -112,7 +112,7 @@ class LocalClient(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ClientResult:
-    """What local training gives.
+    """Result of local training.
 
     Attributes:
         model: the whole model after training; what is in a private part is kept, the rest is sent.

@@ -15,7 +15,7 @@ from fedsim.interfaces.findings import Finding
 
 @dataclass(frozen=True, kw_only=True)
 class AnsweredValues(Finding):
-    """What one client answered in each round to each question, with how much of that follows from the messages.
+    """Claimed answers of one client to each question in each round, and which of them follow from the messages.
 
     Attributes:
         rounds: by question `round`, ascending.
@@ -27,7 +27,7 @@ class AnsweredValues(Finding):
         group: ids of a smallest group with it whose sum is determined; itself where it is determined, empty where
             none is known.
         group_sums: by question, the sum over that group in the last round, each weighted by N as in sums that the
-            server saw; it holds if nobody's values changed.
+            server saw; it holds if no person's values changed.
     """
 
     kind = "answers"

@@ -196,7 +196,7 @@ class Attack(CheckedSettings, ABC):
         return bool(vars(self).get("_adaptive", False))
 
     def adaptive_copy(self, title: str) -> Self:
-        """Return a copy for an adversary who knows the clients' defenses."""
+        """Return a copy for an adversary that knows the clients' defenses."""
         adaptive = self.with_title(title)
         vars(adaptive)["_adaptive"] = True
         return adaptive

@@ -15,7 +15,7 @@ class ExampleCount(Finding):
     Attributes:
         count: N, at least 1.
         lowest: lower end of the range in which the attack itself expects N, at least 1.
-        highest: its upper end; where both ends are `count`, the attack is sure.
+        highest: its upper end; if both ends are `count`, the attack is certain.
     """
 
     kind = "example-count"

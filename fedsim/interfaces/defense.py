@@ -185,9 +185,9 @@ class Defense(CheckedSettings, ABC):
         return False
 
     def acts_in(self, number: int) -> bool:
-        """Tell whether a hook may change anything in a round, counted from 1; by default in each.
+        """Return whether a hook may change anything in a round, counted from 1; by default in each.
 
-        An adversary who knows the defense takes messages of other rounds for undefended ones.
+        An adversary that knows the defense takes messages of other rounds for undefended ones.
         """
         del number
         return True
@@ -387,7 +387,7 @@ class Defense(CheckedSettings, ABC):
         return None
 
     def adversary_batch(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Model the effect of `on_batch` on a batch, for an adversary who knows the defense.
+        """Model the effect of `on_batch` on a batch, for an adversary that knows the defense.
 
         Attacks that match gradients pass their dummy records through it, where the defense `mixes`.
         It is differentiable, draws nothing, and takes the expectation over all that it cannot know.
@@ -402,7 +402,7 @@ class Defense(CheckedSettings, ABC):
         return inputs, labels
 
     def adversary_view(self, gradient: State, sent: State) -> State | None:
-        """Model the effect of this defense on a gradient, for an adversary who knows the defense.
+        """Model the effect of this defense on a gradient, for an adversary that knows the defense.
 
         Attacks that match gradients pass the gradient of their dummy data through it. It is
         differentiable, draws nothing, and takes the expectation over all that it cannot know. A
@@ -423,7 +423,7 @@ class Defense(CheckedSettings, ABC):
         return None
 
     def message_noise(self, sent: State, facts: TrainingFacts) -> MessageNoise | None:
-        """Describe how far a message may be from its expectation, for an adversary who knows the defense.
+        """Describe how far a message may be from its expectation, for an adversary that knows the defense.
 
         Attacks that weigh a message by its likelihood read it. It draws nothing. A defense without
         noise, rounding or omissions returns an empty `MessageNoise`. The default says that no such

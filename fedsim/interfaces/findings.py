@@ -242,7 +242,7 @@ class ExampleGroups(Reconstruction):
     Further attributes are those of `Reconstruction`.
 
     Attributes:
-        clients: `example`, integers of at least 0 that only say which examples are of one client.
+        clients: `example`, integers of at least 0; equal ones mean the same client.
     """
 
     kind = "example-groups"
@@ -422,7 +422,7 @@ class PropertyPresence(Finding):
                 raise AttackError(f"the attack claims {name} outside [0, 1], or NaN")
         if len(self.shares) != 2 or not self.shares[0] < self.shares[1]:
             raise AttackError(
-                f"the attack tells shares {self.shares.tolist()} apart, expected a smaller and a larger one"
+                f"the attack distinguishes the shares {self.shares.tolist()}, expected a smaller and a larger one"
             )
         check_messages(self.clients, self.rounds, len(self.scores))
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""Statistical model of what a defense leaves unsure in a message, for an adversary who knows the defense."""
+"""Statistical model of what a defense leaves unsure in a message, for an adversary that knows the defense."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ class MessageNoise:
 
     @property
     def adds_noise(self) -> bool:
-        """Tell whether some number has Gaussian noise of finite size."""
+        """Return whether some number has Gaussian noise of finite size."""
         return any(bool((tensor.isfinite() & (tensor > 0)).any()) for tensor in self.deviations.values())
 
     @property
     def reads_message(self) -> bool:
-        """Tell whether bounds, levels or omissions were read from the numbers of the message.
+        """Return whether bounds, levels or omissions were read from the numbers of the message.
 
         Which whole tensors are left out follows from the settings of a defense.
         """

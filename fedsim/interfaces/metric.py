@@ -230,7 +230,7 @@ def find_metric(name: str) -> Metric:
     A name of fedsim's own stays with it, whoever else registers it, so that no score is lost.
 
     Raises:
-        PluginError: nobody registered the name, or the metric does not load.
+        PluginError: the name is not registered, or the metric does not load.
 
     >>> find_metric("psnr").label
     'PSNR, dB'

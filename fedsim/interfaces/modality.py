@@ -115,12 +115,12 @@ class Modality(ABC):
         """Return the claim assigned to each true example; the middle of the range where none is."""
         return metrics.reorder_claims(claimed, true, self.assign_claims(claimed, true))
 
-    def likeness(self, claimed: Tensor, examples: Tensor) -> Tensor:
-        """Return `claim example`, how much each claim is like each example, the higher the more.
+    def similarity(self, claimed: Tensor, examples: Tensor) -> Tensor:
+        """Return `claim example`, the similarity of each claim and each example; higher is more similar.
 
-        It is asked whose a claim is, so it ought to survive what claims often are: of little
-        contrast, too bright, or noisy. By default it is the correlation over all values; that of an
-        example whose values are all the same is 0.
+        It decides which example a claim identifies, so it should tolerate the usual faults of claims: low
+        contrast, wrong brightness and noise. By default it is the correlation over all values; that of
+        an example whose values are all the same is 0.
         """
         return metrics.correlations(claimed, examples)
 

@@ -84,7 +84,7 @@ def _choose_samples(call: BatchedCall, faults: dict[BatchEntry, str | None]) -> 
 
 
 def succeeds(compute: Callable[[], object]) -> bool:
-    """Tell whether something computed for one victim raises nothing; if it does, the attack on it will, too."""
+    """Return whether something computed for one victim raises nothing; if it does, the attack on it will, too."""
     try:
         compute()
     except Exception as error:
@@ -112,7 +112,7 @@ def _compare_with_each_alone(
 
 
 def _agree_alone(call: BatchedCall, columns: Sequence[Tensor], slots: Sequence[int]) -> list[bool]:
-    """Tell of restarts whether the call gives what they give by themselves."""
+    """Return for restarts whether the call gives what they give by themselves."""
     agreements = []
     for slot in slots:
         entry, restart = call.slots[slot]
@@ -122,7 +122,7 @@ def _agree_alone(call: BatchedCall, columns: Sequence[Tensor], slots: Sequence[i
 
 
 def rows_agree(rows: Tensor, others: Tensor, tolerance: float = _TOLERANCE) -> Tensor:
-    """Tell of each row whether two results differ by rounding only, or neither is finite."""
+    """Return for each row whether two results differ by rounding only, or neither is finite."""
     rows, others = rows.reshape(len(rows), -1), others.reshape(len(others), -1)
     limit = tolerance * others.norm(dim=1).clamp_min(_LEAST_SIZE)
     same: Tensor = (rows - others).norm(dim=1) <= limit
@@ -130,6 +130,6 @@ def rows_agree(rows: Tensor, others: Tensor, tolerance: float = _TOLERANCE) -> T
 
 
 def _rows_have_gradient(distances: Tensor, gradients: Tensor) -> Tensor:
-    """Tell of each row whether the distance has a gradient; where it is not finite itself, the attack says so."""
+    """Return for each row whether the distance has a gradient; where it is not finite itself, the attack says so."""
     gradients = gradients.reshape(len(gradients), -1)
     return ~distances.isfinite() | (gradients.any(1) & gradients.isfinite().all(1))

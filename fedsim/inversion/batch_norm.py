@@ -24,7 +24,7 @@ def copy_with_batch_statistics(model: nn.Module) -> nn.Module:
 
 
 def used_batch_statistics(update: Update, model: nn.Module) -> bool:
-    """Tell whether the client's BatchNorm layers normalised by the batch while it trained.
+    """Return whether the client's BatchNorm layers normalised by the batch while it trained.
 
     They did if it returned other running statistics than it was sent. If statistics are not sent at
     all, the batch is all there is to normalise by.

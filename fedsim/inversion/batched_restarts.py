@@ -21,8 +21,8 @@ _SHARE_OF_FREE_MEMORY = 0.5
 """Largest share of a GPU's free memory that one call may take."""
 
 
-def batching_pays(device: torch.device) -> bool:
-    """Tell whether a batch of restarts takes less time than one restart after the other."""
+def batching_is_faster(device: torch.device) -> bool:
+    """Return whether a batch of restarts takes less time than one restart after the other."""
     return device.type != "cpu"
 
 
@@ -36,7 +36,7 @@ def memory_budget(device: torch.device) -> int:
 
 
 def fit_in_memory(entries: Sequence[BatchEntry]) -> bool:
-    """Tell whether all these restarts fit in the memory at once.
+    """Return whether all these restarts fit in the memory at once.
 
     A single victim always does, because its restarts may be split over several calls.
     """

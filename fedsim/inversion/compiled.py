@@ -152,7 +152,7 @@ def compile_objective(
 
 
 def uses_cuda_graphs(device: torch.device) -> bool:
-    """Tell whether an objective on this device is compiled to a CUDA graph."""
+    """Return whether an objective on this device is compiled to a CUDA graph."""
     return device.type == "cuda"
 
 
@@ -196,7 +196,7 @@ def _perturb_values(values: dict[str, Tensor], seed: int, deviation: float) -> d
 
 
 def _agree(graph_outputs: list[Tensor], outputs: list[Tensor]) -> bool:
-    """Tell whether numbers agree, such as the objective, and all tensors together, such as the gradients."""
+    """Return whether numbers agree, such as the objective, and all tensors together, such as the gradients."""
     squared_distance = squared_norm = 0.0
     for graph_output, output in zip(graph_outputs, outputs, strict=True):
         if not output.ndim:

@@ -60,7 +60,7 @@ class Trial:
 
     @property
     def has_diverged(self) -> bool:
-        """Tell whether the objective or the values are not finite."""
+        """Return whether the objective or the values are not finite."""
         return not (math.isfinite(self.objective) and bool(self.point().isfinite().all()))
 
     def trace(self) -> dict[str, Tensor]:

@@ -22,7 +22,7 @@ from fedsim.interfaces.attack import FAILURES, Attack, Knowledge, Outcome, Progr
 from fedsim.interfaces.findings import Finding, Reconstruction
 from fedsim.inversion.batch_norm import copy_with_batch_statistics, used_batch_statistics
 from fedsim.inversion.batched_call import BatchEntry
-from fedsim.inversion.batched_restarts import batched_steps, batching_pays, fit_in_memory
+from fedsim.inversion.batched_restarts import batched_steps, batching_is_faster, fit_in_memory
 from fedsim.inversion.compiled import make_compiled_steps
 from fedsim.inversion.descent import Step, Trial, divergence_error, iterate_descent, run_to_end
 from fedsim.inversion.differentiability import find_output_shape
@@ -342,7 +342,7 @@ class GradientInversion(Attack):
         """
         if self.compile or task.recipe.optimizer == "lbfgs" or task.recipe.smoothing:  # evaluate several times a step
             return None
-        if not batching_pays(task.problem.labels.device):
+        if not batching_is_faster(task.problem.labels.device):
             return None
         try:
             return BatchEntry.from_task(task, others)

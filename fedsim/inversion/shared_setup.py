@@ -65,7 +65,7 @@ def _copy_if_possible(model: nn.Module) -> nn.Module | None:
 
 
 def _is_same(value: Any, other: Any) -> bool:
-    """Tell whether two models, or what their attributes hold, cannot be told apart; of other objects each is itself."""
+    """Return whether two models, or their attributes, are equal; other objects equal only themselves."""
     try:
         return _have_same_parts(value, other)
     except RecursionError:  # a layer that knows the model it is in, say; such a model is built anew each time

@@ -28,7 +28,7 @@ class TableModality(Modality):
         """Return the general guesses."""
         return general_guesses(material)
 
-    def likeness(self, claimed: Tensor, examples: Tensor) -> Tensor:
+    def similarity(self, claimed: Tensor, examples: Tensor) -> Tensor:
         """Return minus the distance of each pair, features in standard deviations of the examples.
 
         A feature that is the same in all of these examples tells none of them from another.

@@ -49,7 +49,7 @@ class TextModality(Modality):
             "most frequent words": frequent_words.reshape(count, -1),
         }
 
-    def likeness(self, claimed: Tensor, examples: Tensor) -> Tensor:
+    def similarity(self, claimed: Tensor, examples: Tensor) -> Tensor:
         """Return the sum of position accuracy and token recall of each pair."""
         return text_metrics.text_similarities(claimed, examples, padding=None).T
 

@@ -33,7 +33,7 @@ def _message_attack(attacks: Collection[Attack]) -> dict[str, Any]:
 
 
 class NaiveAttacks(PitfallRule):
-    """No attack on a defense but by an adversary who does not know it."""
+    """No attack on a defense but by an adversary that does not know it."""
 
     name = "naive-attacks"
     title = "only naive attacks on a defense"
@@ -98,7 +98,7 @@ def _invert_images(design: EvaluationDesign, config: Config, attacks: Collection
 
 
 def _has_public_prior(attack: Attack) -> bool:
-    """Tell whether an attack claims inputs, which lie in a range, and knows public ones."""
+    """Return whether an attack claims inputs, which lie in a range, and knows public ones."""
     return attack.readable_facts() >= {"auxiliary", "value_range"}
 
 
@@ -232,7 +232,7 @@ class FewVictims(PitfallRule):
 
 
 def _needs_victims(attack: Attack) -> bool:
-    """Tell whether the first metric of an attack's scores reaches no verdict from one victim."""
+    """Return whether the first metric of an attack's scores reaches no verdict from one victim."""
     if attack.main_metric:
         return describe_metric(attack.main_metric).evidence not in _DECIDED_BY_ONE
     return "candidates" not in attack.needs  # which are ranked

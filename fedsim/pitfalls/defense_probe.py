@@ -93,7 +93,7 @@ def _acts_with(defense: Defense, changes: Mapping[str, Any], scale: float = _SMA
 
 
 def _acts(defense: Defense, scale: float) -> bool:
-    """Tell whether a hook changes something."""
+    """Return whether a hook changes something."""
     client = Participation(
         num_examples=_EXAMPLES,
         batch_size=_EXAMPLES,

@@ -18,7 +18,7 @@ divided by that: it is at most 1 where examples are drawn blindly."""
 
 
 def mixes_equally(table: PartitionTable) -> bool:
-    """Tell whether clients get the same number of examples of each class, but for chance.
+    """Return whether clients get the same number of examples of each class, but for chance.
 
     A partition that suits some data sets alone, such as one by person, counts as one that does not.
     """
@@ -26,7 +26,7 @@ def mixes_equally(table: PartitionTable) -> bool:
 
 
 def suits_any_data(table: PartitionTable) -> bool:
-    """Tell whether a partition needs no groups, columns or files that only some data sets have."""
+    """Return whether a partition needs no groups, columns or files that only some data sets have."""
     return _count_classes(table, has_groups=False) is not None
 
 

@@ -72,6 +72,6 @@ def check_allowed(reference: str) -> None:
     allowed = json.loads(os.environ.get(ALLOWED_CODE_VARIABLE, ANY_CODE))
     if _ANYTHING not in allowed and reference not in allowed:
         raise TrustError(
-            f"'{reference}' is code that neither you nor a file of yours names, and is not run unasked; "
-            "pass --trust if you trust whoever wrote the files"
+            f"'{reference}' is code that neither you nor a file of yours names, so it is not run; pass --trust if "
+            "you trust whoever wrote the files"
         )

@@ -258,7 +258,7 @@ def find_module_file(name: str) -> Path:
     file = getattr(sys.modules.get(name), "__file__", None)
     if name == "__main__" or file is None or not Path(file).is_file():
         raise PluginError(
-            f"'{name}': a process of its own cannot import what is in no module file; put it into a file beside the "
+            f"'{name}': a separate process cannot import what is in no module file; put it into a file next to the "
             "experiment or into a package"
         )
     return Path(file).resolve()

@@ -119,7 +119,7 @@ def find_entry_point(group: Group, name: str) -> EntryPoint:
     """Return the entry point called `name`.
 
     Raises:
-        PluginError: nobody registered the name, or two distributions did.
+        PluginError: the name is not registered, or two distributions did.
     """
     points_by_name = _entry_points(group)
     if name not in points_by_name:
@@ -148,7 +148,7 @@ def find_distribution(group: Group, name: str) -> str:
     """Return the distribution that registers `name`, or the module of `module:attribute`.
 
     Raises:
-        PluginError: nobody registered the name, or two distributions did.
+        PluginError: the name is not registered, or two distributions did.
     """
     if ":" in name:
         return name.partition(":")[0]
@@ -197,7 +197,7 @@ def is_builtin(group: Group, name: str) -> bool:
     """Return whether fedsim itself registers this name.
 
     Raises:
-        PluginError: nobody registered the name, or two distributions did.
+        PluginError: the name is not registered, or two distributions did.
     """
     return ":" not in name and find_distribution(group, name) == DISTRIBUTION
 

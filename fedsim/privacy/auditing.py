@@ -1,6 +1,6 @@
 """A lower bound of epsilon from guesses about canaries, as an audit in one training run gives it.
 
-Each of m canaries is in the data or not, by a fair coin of its own. An adversary who sees what the
+Each of m canaries is in the data or not, by a fair coin of its own. An adversary that sees what the
 mechanism published guesses some of the coins. Nobody can guess too many of them right if the
 mechanism keeps its promise, so many correct guesses refute every epsilon below some value.
 

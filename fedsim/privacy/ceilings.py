@@ -167,7 +167,7 @@ def _compose(kinds: tuple[Mechanism, ...], replaced: bool) -> Any:
 
 
 def _is_hopeless(kind: Mechanism) -> bool:
-    """Tell whether one sum, or all sums together, reveal everything to the last digit."""
+    """Return whether one sum, or all sums together, reveal everything to the last digit."""
     loss = 1 / kind.scale + 1 / (2 * kind.scale**2)
     return loss > _MAX_EPSILON or kind.rate**2 * kind.releases * loss > _MAX_EPSILON or kind.releases > _MAX_RELEASES
 

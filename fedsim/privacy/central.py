@@ -72,8 +72,8 @@ class CentralPrivacy(FederationPrivacy):
         """Raise ConfigError where the noise of the count tells too much, or two rounds of a client share noise."""
         if self.count_noise is not None and self.noise_multiplier >= 2 * self.count_noise:
             raise ConfigError(
-                f"{self.name}.count_noise: the count under noise of {self.count_noise:g} alone tells as much as "
-                f"a sum with noise multiplier {2 * self.count_noise:.4g}, and both together have to tell no more than "
+                f"{self.name}.count_noise: the count under noise of {self.count_noise:g} alone reveals as much as a "
+                f"sum with noise multiplier {2 * self.count_noise:.4g}, and both together must reveal no more than "
                 f"one with {self.noise_multiplier:.4g}; set it above {self.noise_multiplier / 2:.4g}"
             )
         if self.correlation != "independent" and (self.cycle is None or self.num_bands > self.cycle):

@@ -30,7 +30,7 @@ def probe_sampling(audited: AuditedDefense, mechanism: Mechanism) -> ProbeResult
         return ProbeResult(
             question=question,
             violation=f"the accountant assumes that a rate of {mechanism.rate:.4g} hides whether a client takes part, "
-            "and whoever gets its updates sees that; declare rate 1",
+            "and an observer of its updates sees that; declare rate 1",
         )
     sampling = audited.defense.sampling(LOAD.num_examples, LOAD.batch_size)
     if sampling is None:
@@ -41,8 +41,8 @@ def probe_sampling(audited: AuditedDefense, mechanism: Mechanism) -> ProbeResult
         return ProbeResult(
             question=question,
             seen=seen,
-            violation=f"training samples at the rate {sampling.rate:.4g}, and the accountant is told "
-            f"{mechanism.rate:.4g}; tell it the rate that `sampling` returns",
+            violation=f"training samples at the rate {sampling.rate:.4g}, and the accountant uses "
+            f"{mechanism.rate:.4g}; use the rate that `sampling` returns",
         )
     if _are_too_even(sizes, sampling.rate):
         return ProbeResult(question=question, seen=seen, violation=_describe_fixed_batches())
@@ -55,7 +55,7 @@ def _describe_fixed_batches() -> str:
     ]
     return (
         f"training draws batches of {min(sizes)} to {max(sizes)} examples, each in exactly one of an epoch, but the "
-        "accountant is told of Poisson sampling, whose amplification is proved for independent draws alone; return "
+        "accountant assumes Poisson sampling, whose amplification is proved for independent draws alone; return "
         "Poisson from `sampling`"
     )
 
@@ -69,7 +69,7 @@ def _draw_sizes(rate: float) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 
 def _are_too_even(sizes: np.ndarray[tuple[int], np.dtype[np.int64]], rate: float) -> bool:
-    """Tell whether sizes vary less than those of independent draws (dispersion test)."""
+    """Return whether sizes vary less than those of independent draws (dispersion test)."""
     from scipy.stats import chi2
 
     if rate >= 1:

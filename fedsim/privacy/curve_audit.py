@@ -31,7 +31,7 @@ _RATES = np.concatenate([[0.0], np.geomspace(1e-6, 1e-2, 401)[:-1], np.linspace(
 
 
 def is_curve_refuted(curve: TradeOff, canaries: int, guesses: int, right: int, confidence: float) -> bool:
-    """Tell whether so many right guesses have a probability of less than 1 - `confidence` under the curve.
+    """Return whether so many right guesses have a probability of less than 1 - `confidence` under the curve.
 
     Of m canaries r are guessed. Let p_i be the probability that i guesses are right, and
 

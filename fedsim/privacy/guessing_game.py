@@ -56,7 +56,7 @@ class GameResult:
 
     @property
     def is_broken(self) -> bool:
-        """Tell whether the guess is better than the promise allows."""
+        """Return whether the guess is better than the promise allows."""
         return self.lowest_true_rate > self.ceiling
 
 
@@ -248,7 +248,7 @@ def probe_guesses(audited: AuditedDefense, trials: int, delta: float) -> tuple[P
     if best.is_broken:
         violation = (
             f"guesses find at least {best.lowest_true_rate:.4g} of canaries with at most {best.highest_false_rate:.4g} "
-            f"false alarms, and the promise allows {best.ceiling:.4g}; the messages tell more than is accounted for"
+            f"false alarms, and the promise allows {best.ceiling:.4g}; the messages reveal more than is accounted for"
         )
     seen = f"epsilon at least {best.epsilon:.3g} at delta {delta:g}"
     if not math.isnan(best.gaussian_epsilon):

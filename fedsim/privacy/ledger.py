@@ -115,7 +115,7 @@ class Ledger:
         return self._make_setting()
 
     def __bool__(self) -> bool:
-        """Tell whether any defense has a guarantee, or the federation."""
+        """Return whether any defense has a guarantee, or the federation."""
         return bool(self._defense_indices) or self._federation is not None
 
     @property
@@ -219,7 +219,7 @@ class Ledger:
         self._largest_epsilons[row["defense"]] = max(largest, row["epsilon"])
 
     def _has_guarantee(self, index: int) -> bool:
-        """Tell whether the defense of this index guarantees anything for any client."""
+        """Return whether the defense of this index guarantees anything for any client."""
         defense = self._defenses_of(0)[index]
         if not (overrides(defense, "guarantee") or overrides(defense, "compose_guarantees")):
             return False
@@ -292,12 +292,12 @@ class PrivacySpending:
 
 
 def is_central(row: Row) -> bool:
-    """Tell whether a row is about released models, whose epsilon holds for others than the server."""
+    """Return whether a row is about released models, whose epsilon holds for others than the server."""
     return str(row["trusted"]) == SERVER
 
 
 def is_shared_noise(row: Row) -> bool:
-    """Tell whether a row is about sums in which several clients share the noise."""
+    """Return whether a row is about sums in which several clients share the noise."""
     return str(row["trusted"]) == OTHER_CLIENTS
 
 

@@ -202,7 +202,7 @@ def _compare_scale(
             if variance.mean == 0:
                 return ProbeResult(question=question, violation=_SECRET.format(where=layer))
     if math.isnan(sensitivity):
-        return ProbeResult(question=question, unknown="what it draws depends on the data, so distances cannot be told")
+        return ProbeResult(question=question, unknown="what it draws depends on the data, so distances are unknown")
     if sensitivity == 0:
         return ProbeResult(question=question, unknown="no input that was tried changes what it sends")
     # The variance of each layer is tested against the declared one; all tests together raise few false alarms.
@@ -268,8 +268,9 @@ def _compare_inputs(variances: _Variances, mechanism: Mechanism) -> ProbeResult:
             if excess > max(limit, largest_excess):
                 largest_excess = excess
                 violation = (
-                    f"the noise of {layer} is {math.exp(log_ratio / 2):.3f} times as large at {name} as at {names[0]}, "
-                    "so its size tells what the data are, or how many; divide by the expected number of examples"
+                    f"the noise of {layer} is {math.exp(log_ratio / 2):.3f} times as large at {name} as at "
+                    f"{names[0]}, so its size reveals the data, or their number; divide by the expected number of "
+                    "examples"
                 )
     return ProbeResult(question=question, violation=violation, seen=f"ratio up to {math.exp(farthest / 2):.3f}")
 

@@ -46,7 +46,7 @@ def choose_canary_sign(canary: int, server_round: int, cycle: int | None) -> int
 
 
 def _alternates(canary: int, length: int) -> bool:
-    """Tell whether a canary changes its sign; of each turn every second one does."""
+    """Return whether a canary changes its sign; of each turn every second one does."""
     return canary // length % 2 == 1
 
 

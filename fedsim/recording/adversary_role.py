@@ -64,7 +64,7 @@ class AdversaryRole:
 
     @property
     def reads_messages(self) -> bool:
-        """Tell whether it reads messages as they are sent, not models alone."""
+        """Return whether it reads messages as they are sent, not models alone."""
         return self.party in ("server", "eavesdropper", "feature-party")
 
     def __str__(self) -> str:
@@ -117,12 +117,12 @@ def find_error_in_collusion(role: AdversaryRole, kept: Iterable[int], *, sees_su
     if not sees_sums:
         return (
             "adversary.who: without [secure_aggregation] the server sees the update of each client, to which "
-            "colluding clients add nothing; take who = 'server'"
+            "colluding clients add nothing; set who = 'server'"
         )
     colluders, known = set(role.colluders), set(kept)
     if colluders <= known:
         return ""
     return (
-        f"adversary.who: a run does not keep what client {min(colluders - known)} adds to sums unless it is told to; "
-        f"run it with recording.colluders = {sorted(colluders | known)}"
+        f"adversary.who: a run does not keep what client {min(colluders - known)} adds to sums by default; run it "
+        f"with recording.colluders = {sorted(colluders | known)}"
     )

@@ -34,7 +34,7 @@ class CollusionTranscript(ComputedTranscript):
         own_updates: of each colluding client in each round, what it added to its group's sum: its update, clipped and
             rounded, with its noise.
         role: the server, and the clients with which it colludes.
-        weigh_alike: whether all clients of a sum have weight 1; else N.
+        is_unweighted: whether all clients of a sum have weight 1; else N.
 
     Raises:
         ConfigError: no round shows an update of anybody else.
@@ -42,11 +42,11 @@ class CollusionTranscript(ComputedTranscript):
     """
 
     def __init__(
-        self, recording: Transcript, own_updates: Transcript, role: AdversaryRole, *, weigh_alike: bool = False
+        self, recording: Transcript, own_updates: Transcript, role: AdversaryRole, *, is_unweighted: bool = False
     ) -> None:
         super().__init__(recording, role)
         self._own_updates = own_updates
-        self._weigh_alike = weigh_alike
+        self._is_unweighted = is_unweighted
         self._choose_rounds()
 
     def recorded_update(self, round: int, client: int, message: int = 1) -> Update:
@@ -86,7 +86,7 @@ class CollusionTranscript(ComputedTranscript):
 
     def _weigh(self, reply: Reply) -> int:
         """Return the weight of a client in its sum, or of a group."""
-        return len(reply.senders) if self._weigh_alike else reply.num_examples
+        return len(reply.senders) if self._is_unweighted else reply.num_examples
 
     def _colluders_of(self, number: int, group: Reply) -> list[Reply]:
         """Return what the colluding clients of a group added to its sum."""

@@ -51,7 +51,7 @@ def join_controls(model: State, controls: State) -> dict[str, Tensor]:
 
 
 def holds_controls(names: Iterable[str]) -> bool:
-    """Tell whether control variates are among these names."""
+    """Return whether control variates are among these names."""
     return any(name.startswith(CONTROL_PREFIX) for name in names)
 
 

@@ -156,8 +156,8 @@ class MessageFormat(BaseModel):
             update = replace(update, before=before, payload=payload)
         if name := update.payload.find_codes(update.before):
             raise TranscriptError(
-                f"{where}: '{name}' came as integers, and was sent as real numbers, so that they stand for others, and "
-                "nothing here says for which; record what the server makes of them (docs/how-to/import-a-recording.md)"
+                f"{where}: '{name}' came as integers, but real numbers were sent, so the integers encode others in "
+                "an unknown way; record what the server decodes them to (docs/how-to/import-a-recording.md)"
             )
         return replace(
             update,

@@ -158,12 +158,12 @@ class ObservedTranscript(ComputedTranscript):
         if any(reply.records for reply in header.replies) or self._recording._sends_controls(number):
             return "control variates, or other records, are sent beside the model"
         if not all(reply.num_examples for reply in header.replies):
-            return "clients told no number of examples"
+            return "clients sent no number of examples"
         if header.replies[0].kind == "gradient" and "learning-rate" not in header.config:
-            return "clients send gradients, and the server tells no learning-rate"
+            return "clients send gradients, and the server sends no learning-rate"
         colluders, receivers = set(self._role.colluders), set(self._role.clients)
         if any(colluders & set(reply.senders) and reply.members for reply in header.replies):
-            return "the recording holds sums alone, and so not what these clients sent; take who = 'outsider'"
+            return "the recording holds sums alone, and not what these clients sent; set who = 'outsider'"
         if receivers and not receivers & header.asked_clients:
             return "none of these clients takes part"
         if not senders - colluders:

@@ -75,7 +75,7 @@ def describe_tested_examples(tested: int, trained: int) -> str:
     """
     return (
         f"Clients train on {trained} of the {tested} examples that this app tests on, so that the accuracy that it "
-        "reports is partly that of memory, and members are hard to tell from others; test on other examples."
+        "reports partly measures memory, and members are hard to distinguish from non-members; test on other examples."
     )
 
 

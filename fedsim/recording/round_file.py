@@ -124,7 +124,8 @@ class RoundFile:
 
     def _recipe_error(self, reason: str) -> RunError:
         return RunError(
-            f"round {self._number}: {reason}, which no recipe tells, so its updates could not be computed again; set "
+            f"round {self._number}: {reason}, which no recipe contains, so its updates could not be computed again; "
+            "set "
             '[recording] keep = "updates" and begin again'
         )
 
@@ -132,7 +133,7 @@ class RoundFile:
         """Write the header over the updates that were added.
 
         Raises:
-            RunError: it is too large, or clients were sent facts that differ, which no recipe tells.
+            RunError: it is too large, or clients were sent facts that differ, which no recipe contains.
         """
         if self._recipe and DIFFERS_BY_CLIENT in config:
             raise self._recipe_error(f"the strategy sends clients different {config[DIFFERS_BY_CLIENT]}")

@@ -325,7 +325,7 @@ class Transcript:
     # Terms that clients added to their gradients, and that follow from earlier messages.
 
     def adds_known_terms(self, number: int) -> bool:
-        """Tell whether clients added terms to their gradients that follow from earlier messages.
+        """Return whether clients added terms to their gradients that follow from earlier messages.
 
         Such are control variates and FedDyn's linear term. A copy, from which they are removed
         already, says so by the moves that stand beside its replies.
@@ -337,7 +337,7 @@ class Transcript:
         return any(holds_move(name for _, name, _ in entries) for entries in self._read_index(number).values())
 
     def _sends_controls(self, number: int) -> bool:
-        """Tell whether the server sent control variates in round `number`, without reading a tensor."""
+        """Return whether the server sent control variates in round `number`, without reading a tensor."""
         index = self._read_index(number)
         sent = (index.get(f"broadcast/{position}", []) for position in range(len(self.header(number).broadcasts)))
         return any(holds_controls(name for _, name, _ in entries) for entries in sent)

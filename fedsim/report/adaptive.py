@@ -1,6 +1,6 @@
 """Attacks made without and with knowledge of the clients' defenses, and what the defenses are worth against each.
 
-A defense that holds off an adversary who does not know it may do nothing against one who does. What is said here
+A defense that holds off an adversary that does not know it may do nothing against one that does. What is said here
 follows from the readings of `fedsim.report.summary`, and from nothing else.
 """
 
@@ -40,11 +40,11 @@ HOLDS, ONLY_NAIVE, FAILS, NOT_CONCLUDED = "holds", "beats only the naive attack"
 
 @dataclass(frozen=True, kw_only=True)
 class NaiveAdaptivePair:
-    """Readings of one attack by one metric, for an adversary who does not know the defenses and for one who does.
+    """Readings of one attack by one metric, for an adversary that does not know the defenses and for one that does.
 
     Attributes:
-        naive: of the adversary who does not.
-        adaptive: of the one who does.
+        naive: of the adversary that does not.
+        adaptive: of the one that does.
         control: the same attack on clients without a defense, where it was made.
         was_tried: whether the adaptive attack differs from the naive one by another metric.
     """
@@ -189,7 +189,7 @@ def at_floor(item: Summary) -> bool:
     Where examples are matched or candidates ranked, chance is on either side of the floor, and the
     interval may reach up to `MARGIN` beyond it, or up to the floor's own size where that is less;
     candidates that are ranked worse than by chance are not at it, since the order can be turned round.
-    Victims may share the candidates that are no members, which the interval over them does not show, so
+    Victims may share the non-members, which the interval over them does not show, so
     that it is widened; that of a rate, such as TPR, is the one by chance. False where there are too few
     victims to conclude from, or where some have no score.
     """
@@ -215,7 +215,7 @@ def _are_candidates_at_floor(item: Summary) -> bool:
     """Return whether the interval of a score of candidates is within the margin of chance, see `at_floor`."""
     metric, count = describe_metric(item.metric), round(min(item.examples.values()))
     margin = min(MARGIN, item.floor)
-    # Victims of one seed may share the candidates that are no members.
+    # Victims of one seed may share non-members.
     deviation = statistics.NORMAL_QUANTILE * metric.chance_spread(count)[0] / math.sqrt(item.num_seeds)
     if metric.chance_tail(item.mean, count) is not None:
         # The interval of a share assumes no distribution: of a rate of some percent it reaches many times that. That

@@ -62,7 +62,7 @@ class AttackOutcome:
         return difference.num_seeds < MIN_SEEDS and not lacks_adaptive_attack
 
     @property
-    def badness(self) -> int:
+    def severity(self) -> int:
         """Place of the outcome among all, the worst first."""
         return WORST_FIRST.index(self.word)
 
@@ -81,12 +81,12 @@ def judge_attacks(outcomes: Iterable[DefenseOutcome]) -> list[AttackOutcome]:
     for outcome in outcomes:
         by_attack[outcome.attack].append(outcome)
     judged = [_judge_attack(several) for several in by_attack.values()]
-    return sorted(judged, key=lambda item: item.badness)
+    return sorted(judged, key=lambda item: item.severity)
 
 
 def _judge_attack(outcomes: Sequence[DefenseOutcome]) -> AttackOutcome:
     leaking = [item for item in outcomes if item.leaks_on_any_side]
-    worst = min(leaking or outcomes[:1], key=lambda item: item.badness)
+    worst = min(leaking or outcomes[:1], key=lambda item: item.severity)
     weaker = [item for item in leaking if item.is_weaker]
     weaker_naively = [item for item in leaking if item.is_weaker_naively]
     if worst.word == NOTHING and weaker_naively:
@@ -104,7 +104,7 @@ def _judge_attack(outcomes: Sequence[DefenseOutcome]) -> AttackOutcome:
             reason = _describe_metrics(less_by, still_by)
         elif worst.word != WEAKENS:
             title = describe_metric(worst.metric).title
-            reason = f"leakage is lower than without it; it is open whether there is still a leak by {title}"
+            reason = f"leakage is lower than without it; whether there is still a leak by {title} is open"
         # The means that are shown are those of a metric that tells both, where there is one.
         worst = next((item for item in weaker if item.leaks_with_defense), worst if worst in weaker else weaker[0])
     return AttackOutcome(

@@ -31,7 +31,7 @@ def attack_classes(audit: Audit | None, findings: Sequence[Mapping[str, Any]], *
 
     Args:
         audit: who attacked; None where nobody knows.
-        findings: what each finding says of itself, as the page needs it.
+        findings: the metadata of each finding, as the page needs it.
         trust: import code that a finding names.
     """
     titles_of_findings = {finding["title"] for finding in findings}
@@ -104,7 +104,7 @@ def read_attack_traits(
 
 
 def read_metadata(folder: RunFolder) -> Iterator[dict[str, Any]]:
-    """Yield what each readable finding says of itself."""
+    """Yield what each readable finding declares."""
     for path in sorted(folder.findings.rglob("*.safetensors")):
         with suppress(FedsimError):  # it is not scored either
             about = read_facts(path)

@@ -63,11 +63,11 @@ class DefenseOutcome:
         attack: its label.
         metric: the metric.
         control: the attack without the defense; None where it has no scores.
-        naive: the attack by an adversary who does not know the defense; None where it has no scores.
-        adaptive: the attack by one who does; None where it was not made.
+        naive: the attack by an adversary that does not know the defense; None where it has no scores.
+        adaptive: the attack by one that does; None where it was not made.
         difference: of the stronger of both to the control; None where nothing can be paired.
         was_tried: whether the adaptive attack differs from the naive one by any metric.
-        exposed: who is got back all the same, see `find_exposed_victim`.
+        exposed: the victim that is still exposed, see `find_exposed_victim`.
         open_question: see `explain_open_rounds`.
         word: one of `WORST_FIRST`.
         reason: why.
@@ -149,7 +149,7 @@ class DefenseOutcome:
         return self.adaptive is None and self.leaks_without_defense and is_less
 
     @property
-    def badness(self) -> int:
+    def severity(self) -> int:
         """Place of the outcome among all, the worst first."""
         return WORST_FIRST.index(self.word)
 
@@ -257,7 +257,7 @@ def _judge(outcome: DefenseOutcome) -> tuple[str, str]:
             word = NOTHING if difference.is_more or difference.falls_by_at_most(0.0) else NOT_CONCLUDED
             return word, "the attack leaks with the defense, but is not shown to leak without it"
         return NOT_CONCLUDED, _why_control_says_nothing(control.reading)
-    # The adversary who knows the defense.
+    # The adversary that knows the defense.
     if naive is not None and adaptive is not None:
         pair = NaiveAdaptivePair(
             naive=naive.reading,
@@ -331,7 +331,7 @@ def _explain_uncertainty(difference: PairedDifference) -> str:
     """Say that a difference may be none or a large one, and what tells more."""
     pairs = f"{number_of(difference.count, 'pair')} in {number_of(difference.num_seeds, 'seed')}"
     remedy = "add seeds" if difference.num_seeds < MIN_SEEDS else "add seeds or victims"
-    return f"{pairs} are too few to tell whether leakage is lower than without the defense; {remedy}"
+    return f"{pairs} are too few to show whether leakage is lower than without the defense; {remedy}"
 
 
 def _why_control_says_nothing(control: ScoreReading) -> str:
@@ -359,4 +359,4 @@ def _why_it_does_not_hold(outcome: DefenseOutcome, num_victims: int) -> str:
             "adaptive attack was tried"
         )
     remedy = "candidates or seeds" if describe_metric(outcome.metric).evidence == "candidates" else "victims"
-    return f"leakage is lower than without it; it is open whether there is still a leak, and more {remedy} would tell"
+    return f"leakage is lower than without it; whether there is still a leak is open; add {remedy} to decide"

@@ -405,7 +405,7 @@ def _judge(base: Summary, result: _ScoreDifferences, why_not_paired: str) -> tup
 def _allow_for_shared_candidates(
     base: Summary, result: _ScoreDifferences, verdict: str, reason: str
 ) -> tuple[str, str]:
-    """Return a verdict and its reason, where victims may share the candidates that are no members.
+    """Return a verdict and its reason, where victims may share the non-members.
 
     Those that score higher by chance in one of the runs then move all victims the same way, which tests over
     victims take for so many voices, see `mean_deviation_by_chance`.

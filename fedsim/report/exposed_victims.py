@@ -1,6 +1,6 @@
 """Victims that a defense leaves exposed, though the mean over all of them is at the guess.
 
-A mean at or below the floor does not say that nobody is got back: one of twenty may be, while the claims
+A mean at or below the floor does not say that no victim is exposed: one of twenty may be, while the claims
 about the others are worse than a guess.
 """
 

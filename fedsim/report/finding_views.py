@@ -59,7 +59,7 @@ class FindingView:
     """Finding as the page shows it.
 
     Attributes:
-        about: what the finding says of itself: attack, round, victim, settings, ...
+        about: what the finding declares: attack, round, victim, settings, ...
         hash: SHA-256 of all that it claims.
         curves: its curves by name.
         num_examples: how many examples are claimed; of a `bag`, how many words.

@@ -225,7 +225,7 @@ def _describe_own_models(
 def describe_accuracy(
     rows: Sequence[Mapping[str, str]], config: Config | None, reported: ReportedAccuracy | None = None
 ) -> str:
-    """Say how good the recorded model is, or where to look for that, as of somebody's app.
+    """Say how good the recorded model is, or where to look for that, as of a Flower app.
 
     Args:
         rows: rows of `metrics.csv`.

@@ -53,7 +53,7 @@ _WORST_FIRST = (LEAKS, BEYOND, UNDECIDED, GUESSING, NOT_BEYOND, WORSE_THAN_IMPUT
 
 
 def is_run(folder: Path) -> bool:
-    """Tell whether a folder is that of a run or of a recording; some of its files may be lost."""
+    """Return whether a folder is that of a run or of a recording; some of its files may be lost."""
     if (folder / MANIFEST_FILE).is_file() or (folder / "transcript").is_dir():
         return True
     if (folder / "experiment.toml").is_file():  # beside a file that somebody wrote there are no versions

@@ -23,7 +23,7 @@ _CELL_STATES = {FAILED: "failed", UNFINISHED: "not done"}
 
 
 def is_sweep(folder: Path) -> bool:
-    """Tell whether a folder is that of a sweep."""
+    """Return whether a folder is that of a sweep."""
     return (folder / FILE).is_file() and ((folder / TABLE).is_file() or (folder / CELLS).is_file())
 
 

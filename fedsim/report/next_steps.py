@@ -269,7 +269,7 @@ def suggest_after_sweep(
         steps.append(NextStep(aim="Add seeds, because these are too few", command=_add_seeds(command, answer.seeds)))
     if not knows_defenses and not is_app:  # what acts beside an app cannot be granted yet
         with_setting = f"{command} --set {_KNOW_DEFENSES}"
-        steps.append(NextStep(aim="Attack as adaptive adversaries, who know the defenses", command=with_setting))
+        steps.append(NextStep(aim="Run adaptive attacks, which know the defenses", command=with_setting))
     holding = [row.name for row in defended if row.verdict == HOLDS]
     if holding:
         aim = f"Before you rely on {enumerate_words(holding[:3])}, add another attack to the file, and run it again"

@@ -105,7 +105,7 @@ def _suggest_next_steps(run: ReportedRun) -> list[NextStep]:
 
 
 def _describe_recovery(run: ReportedRun) -> str:
-    """Say for a lay reader what was got back, in the words of the data's kind where that is known."""
+    """Say for a lay reader what was recovered, in the words of the data's kind where that is known."""
     if run.experiment is not None:
         with suppress(FedsimError):  # the page says elsewhere what is missing
             modality = find_modality(run.experiment.dataset.task.modality)

@@ -85,7 +85,7 @@ class PartitionSummary:
 
     @property
     def has_groups(self) -> bool:
-        """Tell whether the data set has natural groups, which clients may be."""
+        """Return whether the data set has natural groups, which clients may be."""
         return self.dataset.train.groups is not None
 
     @property

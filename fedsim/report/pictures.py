@@ -55,7 +55,7 @@ class ImageRow:
     """Row of a grid: what an attack claims, or a guess.
 
     Attributes:
-        about: what the finding says of itself; of a guess its name, and beside which attacks it is judged.
+        about: what the finding declares; of a guess its name, and beside which attacks it is judged.
         strip: its images.
         steps: its images at earlier `iterations`; None where the attack kept none, or there is no room.
         iterations: of `steps`.
@@ -78,7 +78,7 @@ class VictimImages:
     """Images of one victim and one message.
 
     Attributes:
-        about: what the first finding says of itself.
+        about: what the first finding declares.
         size: height and width of an image.
         original: the victim's images; None where nobody knows.
         rows: the attacks.
@@ -152,7 +152,7 @@ class Gallery:
         """Add the images of one finding; findings of one victim and message come one after the other.
 
         Args:
-            about: what the finding says of itself.
+            about: the metadata of the finding.
             typical: it claims what classes look like.
             guess: makes the best guess that it is judged beside: its name, and as many images as are claimed.
             scores: by metric the value of each image.

@@ -1,4 +1,4 @@
-"""What a lay reader is told first: how many examples of the victims were got back, how well, and what chance gives."""
+"""What a lay reader is told first: how many examples of the victims were recovered, how well, and what chance gives."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _RECOVERED_HOW = {
 
 @dataclass(frozen=True, kw_only=True)
 class _Recovery:
-    """Examples that an attack got back by one metric.
+    """Examples that an attack recovered by one metric.
 
     Attributes:
         how: what was done with them, in words, with a place for how many.
-        matches: number of examples that were got back.
+        matches: number of examples that were recovered.
         total: number of examples that could have been.
         chance: how many would be matched by chance.
         summary: the scores.
@@ -46,7 +46,7 @@ class _Recovery:
 
     @property
     def gain(self) -> float:
-        """Return how many more examples were got back than by chance."""
+        """Return how many more examples were recovered than by chance."""
         return self.matches - self.chance
 
     @property
@@ -58,14 +58,14 @@ class _Recovery:
     def chance_text(self) -> str:
         """Return how many chance gives, in a clause; empty where that goes without saying."""
         if self.says_chance or self.chance >= max(_RARE_MATCHES, _NEGLIGIBLE_SHARE * self.matches):
-            return f", where chance would give {_say_expected(self.chance)}"
+            return f", where chance would give {_describe_expected(self.chance)}"
         return ""
 
 
 def describe_recovery(readings: Sequence[ScoreReading], plural: str, *, are_texts: bool = False) -> str:
-    """Say for a lay reader how many of the victims' examples were got back, and how well; empty where none were.
+    """Say for a lay reader how many of the victims' examples were recovered, and how well; empty where none were.
 
-    The attack and the metric that got back most beyond chance are told first, and of equal ones the better metric.
+    The attack and the metric that recovered most beyond chance are told first, and of equal ones the better metric.
     Fewer examples that came back better are told after them.
 
     Args:
@@ -92,7 +92,7 @@ def describe_recovery(readings: Sequence[ScoreReading], plural: str, *, are_text
 
 
 def _find_recoveries(readings: Sequence[ScoreReading], *, are_texts: bool) -> list[_Recovery]:
-    """Return for each metric, the best first, what the attack got back that got back most."""
+    """Return for each metric, the best first, what the attack recovered that recovered most."""
     recoveries = []
     for metric, how in (_RECOVERED_HOW | ({"recovered": "recovered {} word for word"} if are_texts else {})).items():
         of_metric = []
@@ -114,10 +114,10 @@ def _find_recoveries(readings: Sequence[ScoreReading], *, are_texts: bool) -> li
     return recoveries
 
 
-def _say_expected(count: float) -> str:
+def _describe_expected(count: float) -> str:
     """Return an expected number of examples as a lay reader counts them.
 
-    >>> _say_expected(6.5), _say_expected(0.75), _say_expected(3.04), _say_expected(0.01)
+    >>> _describe_expected(6.5), _describe_expected(0.75), _describe_expected(3.04), _describe_expected(0.01)
     ('6 or 7', 'fewer than one', 'about 3', 'hardly any')
     """
     if count < _RARE_MATCHES:

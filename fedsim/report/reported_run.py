@@ -121,7 +121,7 @@ class ReportedRun:
 
     @cached_property
     def finding_facts(self) -> Sequence[Mapping[str, Any]]:
-        """Return what each readable finding says of itself."""
+        """Return what each readable finding declares."""
         return list(read_metadata(self.folder))
 
     @cached_property

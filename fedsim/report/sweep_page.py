@@ -67,7 +67,7 @@ class MetricSection:
 
 
 def is_app_sweep(folder: Path, rows: Iterable[Row]) -> bool:
-    """Tell whether the cells of a sweep run a Flower app."""
+    """Return whether the cells of a sweep run a Flower app."""
     runs = {row["run"] for row in rows if row["run"]}
     return any(RunFolder(folder / run).app.is_file() for run in runs)
 

@@ -58,7 +58,7 @@ def list_granted_facts(
 
     Args:
         audit: who attacked; None where nobody knows.
-        findings: what each finding says of itself.
+        findings: the metadata of each finding.
         attacks: by title, the class; None where nobody knows it.
     """
     # Which facts each attack was handed.

@@ -116,11 +116,11 @@ def pareto_front(values: Sequence[tuple[Estimate, Estimate]], attacks: Sequence[
     settings = [(value, set(names)) for value, names in zip(values, attacks, strict=True)]
     on_front = []
     for value, names in settings:
-        is_beaten = any(_beats(rival, value) and rival_names >= names for rival, rival_names in settings)
+        is_beaten = any(_dominates(rival, value) and rival_names >= names for rival, rival_names in settings)
         on_front.append(not is_beaten)
     return on_front if not all(on_front) else [False] * len(on_front)
 
 
-def _beats(rival: tuple[Estimate, Estimate], value: tuple[Estimate, Estimate]) -> bool:
+def _dominates(rival: tuple[Estimate, Estimate], value: tuple[Estimate, Estimate]) -> bool:
     is_beyond = any(mine[1] > other[2] for mine, other in zip(rival, value, strict=True))
     return is_beyond and all(mine[0] >= other[0] for mine, other in zip(rival, value, strict=True))

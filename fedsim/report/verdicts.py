@@ -29,7 +29,7 @@ MIN_VICTIMS = 5
 """Fewest victims from which a sign test concludes: by chance, four are all beyond the floor in 1 of 16 cases."""
 _STAKES = (0.25, 0.5, 0.75, 1.0)
 """Shares of what is left that are put on each victim; a small one loses little where few victims leak."""
-_TURNED_ROUND = "so far below chance that the scores seem turned round: a higher one has to mean likelier"
+_TURNED_ROUND = "so far below chance that the scores seem reversed: a higher one has to mean likelier"
 _ROUNDING = 1e-9
 """Mean gains up to this are none: a guess that is right as often as its floor is no better than that."""
 
@@ -173,7 +173,7 @@ def _judge_matches(item: Summary) -> tuple[str, str]:
     remark = f"{examples @ values:.4g} of {count:.4g} examples, {chance:.2g} expected by chance"
     verdict = _conclude(1 / fortune if fortune else 1.0, item)
     if verdict == UNDECIDED and values.min() == 1 and not item.num_missing:
-        remark += ", too few examples of others to tell"
+        remark += ", too few examples of others for a verdict"
     return verdict, remark
 
 

@@ -53,7 +53,7 @@ class Skeleton(Defense):
         }
 
     def adversary_view(self, gradient: State, sent: State) -> State:
-        """Model the defense's effect on the gradient of dummy data, for an adversary who knows it.
+        """Model the defense's effect on the gradient of dummy data, for an adversary that knows it.
 
         The noise has expectation zero, so this is the gradient itself. Without this method, no
         attack can adapt to the defense.

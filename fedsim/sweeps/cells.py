@@ -75,7 +75,7 @@ class SweepCell:
 
     @property
     def is_baseline(self) -> bool:
-        """Tell whether its attack is only a baseline.
+        """Return whether its attack is only a baseline.
 
         Such an attack reads a model as it was sent, or one that only the evaluator has.
         """

@@ -242,7 +242,7 @@ def _check_exclusion(
 
 
 def _agrees_with(point: GridPoint, wanted: Mapping[str, Any]) -> bool:
-    """Tell whether a point has all these values or labels."""
+    """Return whether a point has all these values or labels."""
     for axis, value in wanted.items():
         if axis == SEED:
             label, known = str(point.seed), point.seed
@@ -254,7 +254,7 @@ def _agrees_with(point: GridPoint, wanted: Mapping[str, Any]) -> bool:
 
 
 def _matches(value: Any, label: str, known: Any) -> bool:
-    """Tell whether `value` is the value `known` of an axis, or its label, in which * stands for any text."""
+    """Return whether `value` is the value `known` of an axis, or its label, in which * stands for any text."""
     if isinstance(value, str) and "*" in value:
         return re.fullmatch(".*".join(map(re.escape, value.split("*"))), label) is not None
     return value == label or (value == known and isinstance(value, bool) == isinstance(known, bool))

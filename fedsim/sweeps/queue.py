@@ -59,7 +59,7 @@ class JobQueue:
                 self._ready.append(cell)
 
     def __bool__(self) -> bool:
-        """Tell whether a job can be started: one at least, and more while memory allows."""
+        """Return whether a job can be started: one at least, and more while memory allows."""
         fits = self._busy == 0 or (self._busy + 1) * self._largest <= self._memory
         return fits and bool(self._ready or self._federations)
 

@@ -213,7 +213,7 @@ class CellStore:
 
 
 def is_prepared(entry: StoreEntry, config: Config, recording: Marker) -> bool:
-    """Tell whether a cell's run folder was prepared for this recording, with this key or none, and is unchanged."""
+    """Return whether a cell's run folder was prepared for this recording, with this key or none, and is unchanged."""
     try:
         manifest = entry.folder.manifest.read_again()
         if manifest is None:

@@ -24,7 +24,7 @@ from fedsim.interfaces.defense import TRAINING_HOOKS, Defense, overrides, suppor
 from fedsim.recording.wire_format import State
 from fedsim.training import ghost_clipping
 from fedsim.training.cohort_clipping import ParameterCall, clipped_gradients
-from fedsim.training.convolution_products import convolve, products_pay
+from fedsim.training.convolution_products import convolve, products_are_faster
 from fedsim.training.gradients import flatten_examples
 from fedsim.training.hooks import TrainingHooks
 from fedsim.training.model_state import check_broadcast
@@ -100,7 +100,7 @@ class LocalData:
 def can_vectorise(
     model: nn.Module, settings: LocalTraining, defenses: Sequence[Defense], device: torch.device = _CPU
 ) -> bool:
-    """Tell whether clients can train at once on `device` and are faster so.
+    """Return whether clients can train at once on `device` and are faster so.
 
     On a CPU, the network must have fully connected layers only and few parameters; elsewhere it may
     have convolutions and pooling, and any size of which several fit. All layers are trained; the
@@ -114,7 +114,11 @@ def can_vectorise(
         and settings.sends == "weights"
         and trained == list(model.state_dict())  # nothing frozen, shared or counted along
         and all(_is_supported(layer, device) for layer in model.modules())
-        and (group_size(model, device) > 1 if products_pay(device) else _count_parameters(model) <= _MAX_PARAMETERS)
+        and (
+            group_size(model, device) > 1
+            if products_are_faster(device)
+            else _count_parameters(model) <= _MAX_PARAMETERS
+        )
         and (not (inside := training_defenses(defenses)) or _only_clips(model, inside))
     )
 
@@ -122,7 +126,7 @@ def can_vectorise(
 def _is_supported(layer: nn.Module, device: torch.device) -> bool:
     if ghost_clipping.has_hooks(layer) or getattr(layer, "padding_mode", "zeros") != "zeros":
         return False
-    return type(layer) in (_LAYERS_OF_ACCELERATOR if products_pay(device) else _SUPPORTED_LAYERS)
+    return type(layer) in (_LAYERS_OF_ACCELERATOR if products_are_faster(device) else _SUPPORTED_LAYERS)
 
 
 def _count_parameters(model: nn.Module) -> int:
@@ -135,7 +139,7 @@ def training_defenses(defenses: Sequence[Defense]) -> list[Defense]:
 
 
 def _only_clips(model: nn.Module, inside: Sequence[Defense]) -> bool:
-    """Tell whether `inside` is one defense that clips examples' gradients and changes their sum."""
+    """Return whether `inside` is one defense that clips examples' gradients and changes their sum."""
     other_hooks = set(TRAINING_HOOKS) - {"sampling", "on_examples"}
     return (
         len(inside) == 1
@@ -147,7 +151,7 @@ def _only_clips(model: nn.Module, inside: Sequence[Defense]) -> bool:
 
 
 def is_worthwhile(shares: Sequence[LocalData], settings: LocalTraining) -> bool:
-    """Tell whether these clients have about the same work, as all wait for the one with most."""
+    """Return whether these clients have about the same work, as all wait for the one with most."""
     counts = [len(share.labels) for share in shares]
     steps = [settings.steps(count) for count in counts]
     widths = [min(count, settings.batch_size) for count in counts]
@@ -158,7 +162,7 @@ def is_worthwhile(shares: Sequence[LocalData], settings: LocalTraining) -> bool:
 def group_size(model: nn.Module, device: torch.device = _CPU) -> int:
     """Return how many clients should train at once."""
     count = _count_parameters(model)
-    if products_pay(device):
+    if products_are_faster(device):
         return max(1, min(_MAX_CLIENTS_OF_ACCELERATOR, _GROUP_PARAMETERS_OF_ACCELERATOR // count))
     return max(_MIN_CLIENTS, min(_MAX_CLIENTS, _GROUP_PARAMETERS // count))
 

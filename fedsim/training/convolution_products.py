@@ -41,8 +41,8 @@ def _unfold_backward_of_victims(
 torch.library.register_vmap("aten::unfold_backward", _unfold_backward_of_victims)
 
 
-def products_pay(device: torch.device) -> bool:
-    """Tell whether unfolding and products take less time than a convolution in groups.
+def products_are_faster(device: torch.device) -> bool:
+    """Return whether unfolding and products take less time than a convolution in groups.
 
     A CPU takes twice as long by products, because it waits for the memory of the unfolded inputs.
     """
@@ -51,7 +51,7 @@ def products_pay(device: torch.device) -> bool:
 
 def use_products(device: torch.device) -> AbstractContextManager[object]:
     """Return a context in which convolutions are computed as products, where that saves time."""
-    return ConvolutionsAsProducts() if products_pay(device) else nullcontext()
+    return ConvolutionsAsProducts() if products_are_faster(device) else nullcontext()
 
 
 class ConvolutionsAsProducts(TorchFunctionMode):

@@ -164,7 +164,7 @@ def _layer_outputs(model: nn.Module, inputs: Tensor) -> dict[str, Any]:
 
 
 def _last_rows_agree(first: Any, second: Any) -> bool:
-    """Tell whether the last rows agree; anything but tensors of one shape counts as agreeing."""
+    """Return whether the last rows agree; anything but tensors of one shape counts as agreeing."""
     if not (isinstance(first, Tensor) and isinstance(second, Tensor)):
         return True
     if first.ndim == 0 or first.shape != second.shape:
@@ -173,7 +173,7 @@ def _last_rows_agree(first: Any, second: Any) -> bool:
 
 
 def _outputs_agree(first: Any, second: Any) -> bool:
-    """Tell whether outputs agree up to rounding; anything but tensors of one shape does."""
+    """Return whether outputs agree up to rounding; anything but tensors of one shape does."""
     if not (isinstance(first, Tensor) and isinstance(second, Tensor)):
         return True
     if first.shape != second.shape:
@@ -182,7 +182,7 @@ def _outputs_agree(first: Any, second: Any) -> bool:
 
 
 def _mixes_examples(defense: Defense, first_batch: tuple[Tensor, Tensor], second_batch: tuple[Tensor, Tensor]) -> bool:
-    """Tell whether what `on_batch` makes of the last example depends on those before it."""
+    """Return whether what `on_batch` makes of the last example depends on those before it."""
     first = apply_on_batch(defense, *first_batch, LocalContext(rng=generator("apart")))
     second = apply_on_batch(defense, *second_batch, LocalContext(rng=generator("apart")))
     return not all(_last_rows_agree(*tensors) for tensors in zip(first, second, strict=True))

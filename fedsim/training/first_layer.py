@@ -133,7 +133,7 @@ def measure_rank(change: Tensor, rounding: float) -> tuple[int, bool]:
 
 @torch.no_grad()
 def is_rectified(model: nn.Module, layer: str, inputs: Tensor) -> bool:
-    """Tell whether only the positive part of a layer's output is used, as by a ReLU after it.
+    """Return whether only the positive part of a layer's output is used, as by a ReLU after it.
 
     A copy of `model`, with other weights and running statistics, is run with and without the
     negative part.

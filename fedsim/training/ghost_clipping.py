@@ -31,7 +31,7 @@ ClippingFactors = Callable[[Tensor], Tensor]
 
 
 def can_clip(model: nn.Module) -> bool:
-    """Tell whether clipped sums can be computed for `model`.
+    """Return whether clipped sums can be computed for `model`.
 
     It has to be a sequence of linear layers, convolutions, and layers of PyTorch without weights,
     all of them trained: only then is it known that its weights are used by their layers alone. A
@@ -48,7 +48,7 @@ def can_clip(model: nn.Module) -> bool:
 
 
 def has_hooks(layer: nn.Module) -> bool:
-    """Tell whether functions are called when `layer` or its gradient is computed, which may change either."""
+    """Return whether functions are called when `layer` or its gradient is computed, which may change either."""
     return bool(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)
 
 
@@ -110,7 +110,7 @@ def _has_known_weights(layer: nn.Module) -> TypeGuard[nn.Linear | nn.Conv2d]:
 
 
 def _has_no_weights(layer: nn.Module) -> bool:
-    """Tell whether a layer is one of PyTorch's own, without weights and without layers in it."""
+    """Return whether a layer is one of PyTorch's own, without weights and without layers in it."""
     from_torch = type(layer).__module__.startswith("torch.nn.modules.")
     return from_torch and not any(True for _ in layer.children()) and not layer.state_dict()
 
@@ -135,7 +135,7 @@ class _LayerCall:
 
     @property
     def is_known(self) -> bool:
-        """Tell whether `terms` holds: the shape is known and nothing was changed in place."""
+        """Return whether `terms` holds: the shape is known and nothing was changed in place."""
         versions = self.inputs._version, self.outputs._version
         if versions != (self.input_version, self.output_version):
             return False

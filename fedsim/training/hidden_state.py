@@ -25,7 +25,7 @@ HIDDEN_STATE = (
 
 
 def has_hidden_state(used_model: nn.Module, new_model: nn.Module, settings: LocalTraining, inputs: Tensor) -> bool:
-    """Tell whether two copies of a network differ in what they compute once the same state is loaded.
+    """Return whether two copies of a network differ in what they compute once the same state is loaded.
 
     Args:
         used_model: one that has computed outputs of other inputs before; its weights and buffers change.

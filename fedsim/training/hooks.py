@@ -86,11 +86,11 @@ class TrainingHooks:
     def local_step(self, step: LocalStep) -> AbstractContextManager[None]:
         """Let the contexts of all hooks know the step that is under way; the next one follows."""
         contexts = [context for users in self._users.values() for _, context in users]
-        return self._tell_contexts(contexts, step) if contexts else nullcontext()
+        return self._notify_contexts(contexts, step) if contexts else nullcontext()
 
     @staticmethod
     @contextmanager
-    def _tell_contexts(contexts: Sequence[LocalContext], step: LocalStep) -> Iterator[None]:
+    def _notify_contexts(contexts: Sequence[LocalContext], step: LocalStep) -> Iterator[None]:
         for context in contexts:
             context.local_step = step
         try:

@@ -261,7 +261,7 @@ class ClientMessage:
 
     @property
     def is_zero(self) -> bool:
-        """Tell whether the varying examples add nothing to the message."""
+        """Return whether the varying examples add nothing to the message."""
         return not (self.vector if self.training is not None else self.gradient_share).any()
 
     @cached_property
@@ -344,7 +344,7 @@ class ClientMessage:
 
     @cached_property
     def _can_vectorise(self) -> bool:
-        """Tell whether several perturbed batches can be computed at once; some layers cannot."""
+        """Return whether several perturbed batches can be computed at once; some layers cannot."""
         try:
             with torch.no_grad():
                 (message,) = vmap(self.call_in_transform, randomness="same")(self.unknown_inputs[None])
@@ -357,7 +357,7 @@ class ClientMessage:
 
     @cached_property
     def _is_a_sum(self) -> bool:
-        """Tell whether the message is a gradient to which each example adds a term of its own."""
+        """Return whether the message is a gradient to which each example adds a term of its own."""
         if self.training is not None or self._has_stochastic_layers:
             return False
         if len(self.inputs) == 1 or self.rest is not None:
@@ -377,7 +377,7 @@ class ClientMessage:
 
     @cached_property
     def _has_stochastic_layers(self) -> bool:
-        """Tell whether any layer draws random numbers, as the state of torch's generator shows."""
+        """Return whether any layer draws random numbers, as the state of torch's generator shows."""
         before = generator_state(self.inputs.device)
         with torch.no_grad():
             forward(self.model, self.inputs)

@@ -72,7 +72,7 @@ class MessageJacobian:
 
     @cached_property
     def forward_mode(self) -> bool:
-        """Tell whether several products are computed at once, J v in forward mode."""
+        """Return whether several products are computed at once, J v in forward mode."""
         direction = self._random_direction()
         try:
             with warnings.catch_warnings():  # torch itself warns when it first vectorises a derivative
@@ -140,7 +140,7 @@ class MessageJacobian:
         return pulled.flatten(1)
 
     def _is_a_derivative(self) -> bool:
-        """Tell whether J v agrees with finite differences; where autograd lost a path, it does not.
+        """Return whether J v agrees with finite differences; where autograd lost a path, it does not.
 
         The differences are central, in float64, over steps so short that some cross no kink. |J v|
         has to be v' J' u as well, u being the direction of J v.
@@ -215,7 +215,7 @@ def _flatten(tensors: tuple[Tensor, ...]) -> Tensor:
 
 
 def agree_up_to_rounding(value: Tensor, reference: Tensor) -> bool:
-    """Tell whether `value` differs from `reference` by rounding alone.
+    """Return whether `value` differs from `reference` by rounding alone.
 
     torch.func takes a missing second derivative for zero, which this shows.
     """
@@ -245,7 +245,7 @@ def _describe_undifferentiable_layer(message: ClientMessage) -> str:
 
 
 def _has_second_derivative(layer: nn.Module, point: Tensor) -> bool:
-    """Tell whether the second derivative of a layer is that of finite differences, in float64."""
+    """Return whether the second derivative of a layer is that of finite differences, in float64."""
     layer, point = deepcopy(layer).double(), point.double()
     noise = torch.randn(point.shape, generator=generator("measure", "direction"), dtype=point.dtype)
     direction = 1e-6 * noise.to(point.device)

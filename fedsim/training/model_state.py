@@ -125,7 +125,7 @@ def _load_tensors(model: nn.Module, model_tensors: State, state: State) -> None:
 
 
 def _acts_on_loading(module: nn.Module) -> bool:
-    """Tell whether `module` does more than copy its parameters when a state is loaded."""
+    """Return whether `module` does more than copy its parameters when a state is loaded."""
     kind = type(module)
     return bool(
         module._load_state_dict_pre_hooks

@@ -63,7 +63,7 @@ def _copy_containers(attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _computes_otherwise(attributes: dict[str, Any], before: dict[str, Any]) -> bool:
-    """Tell whether a module has other hooks, layers or parameters than before, or another `forward`."""
+    """Return whether a module has other hooks, layers or parameters than before, or another `forward`."""
     if attributes.get("forward") is not before.get("forward"):
         return True
     for name in _COMPARED & before.keys():

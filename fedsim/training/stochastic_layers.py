@@ -97,7 +97,7 @@ def silence_stochastic_layers(model: nn.Module, inputs: Tensor) -> None:
 
 
 def _is_deterministic(model: nn.Module, inputs: Tensor) -> bool:
-    """Tell whether two passes under different keys give the same outputs."""
+    """Return whether two passes under different keys give the same outputs."""
     first, second = (_run_model(model, inputs, key) for key in ("one", "other"))
     if not (isinstance(first, Tensor) and isinstance(second, Tensor)):
         return True

@@ -18,7 +18,7 @@ MEASURES: dict[str, dict[str, dict[str, Any]]] = {
 
 
 def is_row_of(row: Mapping[str, str], cell: Row) -> bool:
-    """Tell whether a row is of one of the values of a measure."""
+    """Return whether a row is of one of the values of a measure."""
     return row["measure"].startswith(cell["label"]) and all(row[name] == str(cell[name]) for name in CELL)
 
 

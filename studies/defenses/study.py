@@ -67,7 +67,7 @@ def group_cells(rows: Rows) -> dict[str, list[Mapping[str, str]]]:
 
 
 def is_defended(cell: str) -> bool:
-    """Tell whether a cell has a defense, which an adversary may know or not."""
+    """Return whether a cell has a defense, which an adversary may know or not."""
     return family(cell) not in (NONE, SUMS, PROTOCOL)
 
 

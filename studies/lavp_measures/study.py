@@ -42,7 +42,7 @@ def cells() -> Iterator[Row]:
 
 
 def is_row_of(row: Mapping[str, str], cell: Row) -> bool:
-    """Tell whether a row is of one of the values of a measure."""
+    """Return whether a row is of one of the values of a measure."""
     names = ("data", "model", "image")
     return row["measure"].split(".")[0] == cell["label"] and all(row[name] == str(cell[name]) for name in names)
 

@@ -44,7 +44,7 @@ ATTACK = InvertingGradients(step_size=0.1, tv_weight=0.001, iterations=2000, res
 
 
 def applies(cell: Row) -> bool:
-    """Tell whether the study has this number of images with the defense."""
+    """Return whether the study has this number of images with the defense."""
     return cell["count"] in COUNTS[cell["defense"]]
 
 

@@ -147,7 +147,7 @@ class PixelOracle:
         self.list_data_per_center = inputs.reshape(CLIENTS, SIZE, -1).numpy()
 
     def oracle(self, candidate: Any) -> bool:
-        """Tell whether all values are levels of a pixel, within their precision."""
+        """Return whether all values are levels of a pixel, within their precision."""
         levels = candidate * LEVELS
         is_level = np.abs(levels - np.around(levels)) <= 1 / 20
         return bool(is_level.all() and candidate.min() > -0.01 and candidate.max() < 1.01)

@@ -151,7 +151,7 @@ ATTACKS: Mapping[str, GradientInversion | PositionGradients] = {
 
 
 def applies(cell: Row) -> bool:
-    """Tell whether an attack is of such a message, and whether the study has it."""
+    """Return whether an attack is of such a message, and whether the study has it."""
     kinds = {
         "none": ("inverting-gradients", "positions", "sme"),
         "frozen": ("inverting-gradients", "inverting-gradients-1000", "sme"),

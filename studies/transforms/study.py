@@ -86,12 +86,12 @@ def transform_claims(claims: Tensor, defense: Augmentation) -> Iterator[Tensor]:
 
 def identify(variants: Iterator[Tensor] | Sequence[Tensor], pool: Pool) -> tuple[float, float]:
     """Return the share of the victim's examples that a claim is most like in some variant, and that by chance."""
-    likeness = None
+    similarity = None
     for claims in variants:
         found = metrics.correlations(claims, pool.data)
-        likeness = found if likeness is None else torch.maximum(likeness, found)
+        similarity = found if similarity is None else torch.maximum(similarity, found)
     is_matched = torch.zeros(len(pool.data), dtype=torch.bool)
-    is_matched[likeness.argmax(1)] = True
+    is_matched[similarity.argmax(1)] = True
     return is_matched[pool.of_victim].double().mean().item(), pool.expected_share(is_matched)
 
 

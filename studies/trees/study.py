@@ -62,7 +62,7 @@ def load_table(name: str) -> Table:
 
 
 def applies(cell: Mapping[str, Any]) -> bool:
-    """Tell whether the file of the data is there; the paper's cannot come with fedsim."""
+    """Return whether the file of the data is there; the paper's cannot come with fedsim."""
     folder = find_data_folder()
     return cell["data"] != "stroke" or (folder is not None and (folder / STROKE).exists())
 

@@ -180,7 +180,7 @@ def verdict_of(rows: Rows, undefended: Rows) -> str:
 
 
 def identifies_transformed(case: str) -> bool:
-    """Tell whether more images are identified in any transform than by chance, by the study of transforms."""
+    """Return whether more images are identified in any transform than by chance, by the study of transforms."""
     rows = select_rows(read_rows(STUDIES / "transforms" / "results.csv"), case=case)
     for of_public in group_rows(rows, "public").values():
         gains = {(row["victim"], row["seed"]): float(row["turned"]) - float(row["chance"]) for row in of_public}

@@ -83,8 +83,8 @@ def test_messages_of_another_model_than_is_read_are_told_of(
     first, second = make_model(1).state_dict(), make_model(2).state_dict()
     record(tmp_path, 1, first, [train(first, 0), train(second, 1), train(second, 2)])
     score(tmp_path, monkeypatch)
-    assert "round 1, client 1: its reply is hardly like what it was sent" in caplog.text
-    assert "and so in 2 of 3 replies" in caplog.text
+    assert "round 1, client 1: its reply hardly resembles what it was sent" in caplog.text
+    assert "like 2 of 3 replies" in caplog.text
     assert "what truth.1 says that it held explains its message hardly" in caplog.text
     assert "what truth.0 says that it held explains" not in caplog.text
 

@@ -128,7 +128,7 @@ def test_a_defense_excuses_a_truth_that_explains_nothing_in_its_rounds_alone(
     )
     monkeypatch.setattr("fedsim.audit.evaluation.truth_fit.UNRELATED", 0.0)
     assert bool(scored_psnr(tmp_path / "others", (2, 3))) == acts
-    assert ("nor does anybody else's" in caplog.text) == (not acts)
+    assert ("nor do those of any other client" in caplog.text) == (not acts)
 
 
 @pytest.mark.usefixtures("a_module")
@@ -270,7 +270,7 @@ def test_names_that_are_none_of_the_recording_are_warned_of(
     caplog: pytest.LogCaptureFixture, named: Collection[str], is_warned: bool
 ) -> None:
     warn_of_unmatched_names("truth", named, ("0", "1"))
-    expected = "truth: names client 7, of whom nothing is recorded, and leaves out client 1"
+    expected = "truth: names client 7, of which nothing is recorded, and omits client 1"
     assert (expected in caplog.text) == is_warned
 
 

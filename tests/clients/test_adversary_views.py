@@ -1,4 +1,4 @@
-"""What an adversary who knows a defense makes of a gradient: numbers by hand, and slopes."""
+"""What an adversary that knows a defense makes of a gradient: numbers by hand, and slopes."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_all_clients_of_a_round_leave_out_the_same_numbers_where_the_mask_is_com
 
 def test_only_a_common_mask_keeps_the_defense_from_being_a_mod() -> None:
     assert callable(as_mod(RandomMask()))
-    with pytest.raises(PluginError, match="its clients agree on something in each round"):
+    with pytest.raises(PluginError, match="its clients share random draws in each round"):
         as_mod(RandomMask(common=True))
 
 

@@ -169,7 +169,7 @@ def test_mixing_is_refused_unless_the_guarantee_that_is_left_is_asked_for() -> N
         check_order([mixup, plain])
     with pytest.raises(ConfigError, match=r"dp-sgd: instahide makes each .* no guarantee is known"):
         check_order([DpSgd(noise_multiplier=1.0, with_mixing=True), InstaHide()])
-    with pytest.raises(ConfigError, match="with_mixing: no defense beside it mixes"):
+    with pytest.raises(ConfigError, match="with_mixing: no other defense mixes"):
         check_order([DpSgd(noise_multiplier=1.0, with_mixing=True)])
     mixed = DpSgd(noise_multiplier=3.0, with_mixing=True)
     check_order([mixed, mixup])

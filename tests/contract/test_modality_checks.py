@@ -144,7 +144,7 @@ class CountsCalls(Pairs):
 class AllAlike(Pairs):
     """Modality to which each example is as much like any other."""
 
-    def likeness(self, claimed: Tensor, examples: Tensor) -> Tensor:
+    def similarity(self, claimed: Tensor, examples: Tensor) -> Tensor:
         """Return zeros."""
         return torch.zeros(len(claimed), len(examples))
 
@@ -153,18 +153,18 @@ class AllAlike(Pairs):
 class LikenessTransposed(Pairs):
     """Modality that gives examples by claims."""
 
-    def likeness(self, claimed: Tensor, examples: Tensor) -> Tensor:
+    def similarity(self, claimed: Tensor, examples: Tensor) -> Tensor:
         """Return the correlations the other way round."""
-        return super().likeness(claimed, examples).T
+        return super().similarity(claimed, examples).T
 
 
 @dataclass(frozen=True)
 class LikenessOfZeros(Pairs):
     """Modality that divides by zero."""
 
-    def likeness(self, claimed: Tensor, examples: Tensor) -> Tensor:
+    def similarity(self, claimed: Tensor, examples: Tensor) -> Tensor:
         """Return NaN."""
-        return super().likeness(claimed, examples) / 0
+        return super().similarity(claimed, examples) / 0
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ BROKEN: list[tuple[Check, type, str]] = [
     (modalities.is_a_modality, NoModality, "NoModality does not derive from fedsim.Modality"),
     (modalities.is_a_modality, HasSettings, "HasSettings has settings, and no data set could set them"),
     (modalities.names_its_axes, SameAxes, r"axes: expected different names in a tuple, got \('member', 'member'\)"),
-    (modalities.names_its_axes, SmoothElsewhere, "smooth_axes: 'time' is none of its axes"),
+    (modalities.names_its_axes, SmoothElsewhere, "smooth_axes: 'time' is not one of its axes"),
     (modalities.names_its_axes, ShownAsImages, "it is shown as images, which have 3 axes, and has 2"),
     (modalities.names_its_axes, TokensAsDrawings, "tokens are shown as texts, and nothing else is"),
     (modalities.names_its_axes, NoNoun, "its noun or its plural is empty"),
@@ -264,9 +264,9 @@ BROKEN: list[tuple[Check, type, str]] = [
         ReusesClaims,
         "3 claims are assigned to 5 examples as .*, expected each",
     ),
-    (modalities.finds_whose_claims_are, AllAlike, r"the examples most like examples 0, 1, ... are \[0, 0, 0, 0\]"),
-    (modalities.finds_whose_claims_are, LikenessTransposed, r"has the shape \(5, 4\), expected \(4, 5\)"),
-    (modalities.finds_whose_claims_are, LikenessOfZeros, "is not finite"),
+    (modalities.identifies_examples, AllAlike, r"the examples most similar to examples 0, 1, ... are \[0, 0, 0, 0\]"),
+    (modalities.identifies_examples, LikenessTransposed, r"has the shape \(5, 4\), expected \(4, 5\)"),
+    (modalities.identifies_examples, LikenessOfZeros, "is not finite"),
     (modalities.draws_safely, DrawsScript, "draws with <script>, which no page lets through"),
     (modalities.draws_safely, DrawsNothing, "DrawsNothing draws no example; write draw_example"),
     (modalities.draws_safely, DrawsAnew, "the same example is drawn in another way"),

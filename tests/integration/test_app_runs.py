@@ -276,7 +276,7 @@ def answer(message, context):
     return Message(RecordDict({"arrays": message.content["arrays"]}), reply_to=message)
 """
     app = write_app(tmp_path / "app", small_client=CLIENT + answer, small_server=SERVER + ask)
-    with pytest.raises(RunError, match=r"clients answer 'query.step' with arrays, and update-noise acts on answers"):
+    with pytest.raises(RunError, match=r"clients reply to 'query.step' with arrays, and update-noise acts only on"):
         fedsim.run_app(app, None, tmp_path / "a", set=settings)
     assert not (tmp_path / "a" / "ledger.csv").exists()
     # Nor are bytes, whatever the message that they answer.
@@ -339,9 +339,7 @@ def ask(grid, arrays, config):
     return [Message(content, node, "query.step") for node in grid.get_node_ids()]
 """
     query = write_app(tmp_path / "query", small_client=asks, small_server=server)
-    with pytest.raises(
-        RunError, match=r"clients answer 'query.step' with arrays, and top-k acts on answers to training"
-    ):
+    with pytest.raises(RunError, match=r"clients reply to 'query.step' with arrays, and top-k acts only on replies"):
         fedsim.run_app(query, None, tmp_path / "a", set=defended)
     fedsim.run_app(query, None, tmp_path / "b", set={"federation.clients": 3})  # undefended, it is recorded
     packed = CLIENT.replace('"arrays": ArrayRecord(model.state_dict()), ', '"packed": ConfigRecord({"w": [1.0]}), ')

@@ -620,7 +620,7 @@ def test_a_device_that_is_lost_midway_keeps_findings_and_is_one_sentence_a_victi
 
     attacks = attack_file([{"name": "sme", "iterations": 3}], adversary={"victims": [0, 1, 3], "rounds": [1]})
     with monkeypatch.context() as patch:
-        patch.setattr(matching, "batching_pays", lambda device: at_once)
+        patch.setattr(matching, "batching_is_faster", lambda device: at_once)
         if at_once:
             compute = lose_device(batched_call.BatchedCall.compute)
             patch.setattr(batched_call.BatchedCall, "compute", compute)
@@ -970,7 +970,7 @@ def test_an_attack_whose_code_is_in_no_file_is_refused(
     exec(STRANGERS, vars(module))
     spec = attack_file([{"name": "of_a_notebook:Grey", "label": "grey"}], adversary={"rounds": [1], "victims": [0]})
     [failure] = open_audit(run, spec).run()
-    assert "'of_a_notebook': a process of its own cannot import what is in no module file; put it into a" in failure
+    assert "'of_a_notebook': a separate process cannot import what is in no module file; put it into a" in failure
     assert not findings(run)
 
 

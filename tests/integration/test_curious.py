@@ -434,7 +434,7 @@ def test_an_odd_reply_is_recorded_as_it_is_and_reaches_the_strategy_unchanged(tm
         3: ("'w' came with shape (1,), and was sent with (2,)",),
         4: ("'w' came as int64, and was sent as float32",),
     }
-    with pytest.raises(TranscriptError, match="'w' came as integers, and was sent as real numbers"):
+    with pytest.raises(TranscriptError, match="'w' came as integers, but real numbers were sent"):
         _ = transcript.update(1, 4)
     with pytest.raises(TranscriptError, match=r"of 'w', \(2,\), it sent shape \(1,\)"):
         _ = transcript.update(1, 3).pseudo_gradient

@@ -53,7 +53,7 @@ def test_all_is_well_here(call: Call) -> None:
     assert told["load"] == str(sum(len(registry.registered_names(group)) for group in registry.GROUPS))
     assert ("cuda:0" in told) is torch.cuda.is_available()
     assert set(registry.registered_names("datasets")) <= set(told)
-    assert told["mnist"] == "not looked for, without a folder; `fedsim data mnist --download` fetches it"
+    assert told["mnist"] == "not searched for, because no folder is set; `fedsim data mnist --download` fetches it"
     assert told["digits"] == "there, it comes with scikit-learn and needs no file"
     assert told["csv"] == "reads your own files; set data.path"
     assert told["LPIPS"].startswith("missing, so no LPIPS is computed: $FEDSIM_DATA/weights/")

@@ -121,7 +121,7 @@ def test_a_leak_is_told_with_the_most_exposed_client_and_what_was_not_attacked(r
     answer = " ".join(dossier.answer)
     assert "From the messages of 5 victims, the server recovered all 5 examples exactly (by analytic)." in answer
     assert (
-        "Attacked were 5 of 6 recorded clients, in 1 of 2 recorded rounds; nothing is known about the others." in answer
+        "5 of 6 recorded clients were attacked, in 1 of 2 recorded rounds; nothing is known about the others." in answer
     )
     assert "No guarantee is proved, because clients have no defense." in answer
     psnr = next(result for result in dossier.results if result.metric == "psnr")
@@ -184,7 +184,7 @@ def test_a_proof_stands_with_unit_accountant_and_trust_and_is_composed_again(
         ("undecided", "not reached"),
         ("psnr>20", "reached"),
         ("psnr>1000", "not reached"),
-        ("identification>0.5", "reached"),
+        ("identified>0.5", "reached"),
         ("mse<0.001", "reached"),
         ("epsilon>8", "reached"),
         ("measured-epsilon>1", "cannot be decided"),
@@ -208,7 +208,7 @@ def test_thresholds_are_about_the_most_exposed_client(
         ("psnr>nan", "expected a number after >, got 'nan'"),
         ("psnr", "write it as psnr>NUMBER"),
         ("l_sim<1", "'l_sim' names nothing"),
-        ("identification>50", "is never reached, since identified has values from 0 to 1"),
+        ("identified>50", "is never reached, since identified has values from 0 to 1"),
         ("identified>1", "is never reached"),
         ("mse<0", "is never reached, since mse has values from 0 to 1; write a limit in between"),
         ("accuracy<78", "is always reached, since accuracy has values from 0 to 1"),
@@ -250,7 +250,7 @@ def test_every_number_of_an_unchanged_run_is_equal(run: Path, call: Call) -> Non
 def test_a_dossier_is_verified_beside_a_run_that_moved(run: Path, tmp_path: Path) -> None:
     fedsim.write_dossier(run, tmp_path / "dossier")
     moved = run.rename(tmp_path / "elsewhere")
-    with pytest.raises(ConfigError, match="is not there; name it with --run FOLDER"):
+    with pytest.raises(ConfigError, match="does not exist; name it with --run FOLDER"):
         fedsim.verify_dossier(tmp_path / "dossier")
     assert fedsim.verify_dossier(tmp_path / "dossier", moved).differences == []
 
@@ -333,7 +333,7 @@ def test_without_the_data_scores_are_not_judged_again_and_it_is_said_why(
     verification = fedsim.verify_dossier(run)
     assert verification.differences == []
     assert {value.state for value in verification.scores} == {"cannot be recomputed"}
-    assert [fault.partition(":")[0] for fault in verification.faults] == ["no score was judged again"]
+    assert [fault.partition(":")[0] for fault in verification.faults] == ["no score was recomputed"]
     assert {value.why for value in verification.scores} == {
         "analytic, round 1, client 0: not scored: digits: not found; download them"
     }
@@ -419,7 +419,7 @@ def test_a_dossier_past_its_day_fails(run: Path, call: Call) -> None:
     write_dossier_files(past, run)
     done = call("verify", run)
     assert done.returncode == 1
-    assert done.stderr.endswith(": it had to be examined again by 2020-01-02, so that it is no longer valid\n")
+    assert done.stderr.endswith("had to be examined again by 2020-01-02, so the dossier is no longer valid\n")
 
 
 @pytest.mark.parametrize("name", ["dossier.html", pytest.param("dossier.junit.xml", marks=pytest.mark.thorough)])
@@ -520,7 +520,7 @@ def test_scores_of_an_attack_file_are_judged_again_with_that_file(run: Path, tmp
     assert [caution.title for caution in contents.cautions] == pitfalls
     done = call("verify", app)
     assert done.returncode == 1
-    assert done.stdout.startswith("result: no score was judged again: the run does not say where the clients' data are")
+    assert done.stdout.startswith("result: no score was recomputed: the run does not say where the clients' data are")
     done = call("verify", app.parent, "--attack", tmp_path / "attack.toml")
     assert done.returncode == 0, done.stderr
     rewrite(app / "scores.csv", lambda row: row | ({"value": "1.0"} if row["metric"] == "psnr" else {}))

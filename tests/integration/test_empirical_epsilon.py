@@ -340,8 +340,8 @@ def test_settings_that_make_no_sense_are_refused(named: dict[str, Any], why: str
 @pytest.mark.parametrize(
     ("defenses", "count", "why"),
     [
-        ([], 50, "no defense here promises that; add dp-sgd or update-noise"),
-        ([{"name": "top-k"}], 50, "no defense here promises that; add dp-sgd or update-noise"),
+        ([], 50, "no defense here has one; add dp-sgd or update-noise"),
+        ([{"name": "top-k"}], 50, "no defense here has one; add dp-sgd or update-noise"),
         ([DP_SGD], 10_000, "expected at most 2410, the parameters that are trained, got 10000"),
         ([DP_SGD | {"with_mixing": True}, {"name": "mixup"}], 50, "mixup makes one example out of several records"),
     ],

@@ -375,7 +375,7 @@ def test_binary_cross_entropy_is_that_of_two_logits_of_which_one_is_zero(tmp_pat
         ({"num_classes": 4}, r"gives outputs of shape \(2, 10\) for 2 examples, expected \(2, 4\)"),
         ({"input_shape": [1, 9, 9]}, r"does not take 2 inputs of shape \(1, 9, 9\)"),
         ({"loss": "models_of_an_app:one_per_example"}, r"gives shape \(2,\) for 2 examples, expected one number"),
-        ({"loss": "crossentropy"}, "'crossentropy' is none that fedsim knows, did you mean 'cross-entropy'"),
+        ({"loss": "crossentropy"}, "'crossentropy' is unknown to fedsim, did you mean 'cross-entropy'"),
         ({"loss": "models_of_an_app:nothing"}, "nothing"),
     ],
 )
@@ -477,7 +477,7 @@ def test_truth_is_written_of_whatever_gives_inputs_and_labels(tmp_path: Path) ->
         assert torch.equal(found["labels"], labels)
     with pytest.raises(DataError, match=r"client 0: its inputs lie in \[-1, 1\], value_range is \[0.0, 1.0\]"):
         write_truth(tmp_path, lambda client: held[client], [0])
-    with pytest.raises(DataError, match="client 0: what it holds is no inputs and labels"):
+    with pytest.raises(DataError, match="client 0: its data are not inputs and labels"):
         write_truth(tmp_path, lambda client: 3, [0])
 
 

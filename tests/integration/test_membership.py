@@ -169,7 +169,7 @@ def test_known_records_that_cannot_be_drawn_are_refused(others: Any, known: int,
 def test_a_client_that_holds_too_little_is_refused_and_other_attacks_go_on(folder: OpenRun) -> None:
     audit = open_audit(folder.path, spec(HELD_OUT, 20, (*LEARNT, "membership-loss"), [0], known_candidates=80))
     [told] = audit.run()
-    assert "client 0 has 40 records with others of 'held-out' beside, so that 80 known ones leave no candidate" in told
+    assert "client 0 has 40 records with partners from 'held-out', so 80 known ones leave no candidate" in told
     assert {row["attack"] for row in audit.score()} >= {"membership-loss"}
 
 

@@ -35,7 +35,7 @@ def test_the_audit_in_the_notebook_finds_what_it_says(tmp_path: Path, monkeypatc
     shown = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     assert [output for output in shown if output.output_type == "error"] == []
     warnings = [output.text for output in shown if output.get("name") == "stderr"]
-    assert all("works beside the data and remembers other victims" in text for text in warnings), warnings
+    assert all("in the same process as the data and remembers other" in text for text in warnings), warnings
     assert sum("image/png" in output.get("data", {}) for output in shown) == 3
     assert "<iframe" in shown[-1].data["text/html"]
     psnr = _psnr(tmp_path / "runs" / "audit")

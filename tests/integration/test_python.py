@@ -336,9 +336,9 @@ def test_an_attack_that_works_beside_the_data_is_named(tmp_path: Path, caplog: p
 
     run = fedsim.run({**TABLES, "attack": [Local(), Grey()]}, tmp_path / "run")
     about = [read_facts(path) for path in (run.path / "findings").glob("*/*.safetensors")]
-    noted = {finding["attack"] for finding in about if any("beside the data" in text for text in finding["warnings"])}
+    noted = {finding["attack"] for finding in about if any("same process as" in text for text in finding["warnings"])}
     assert noted == {"Local"}, "the report and the findings say it, too"
-    told = [record.getMessage() for record in caplog.records if "works beside the data" in record.getMessage()]
+    told = [record.getMessage() for record in caplog.records if "same process as the data" in record.getMessage()]
     assert [text.partition(":")[0] for text in told] == ["Local"]
 
 

@@ -538,7 +538,7 @@ def test_what_cannot_be_remembered_is_said_once_and_the_run_does_not_go_on(
     said = [record.getMessage() for record in caplog.records if "no checkpoint can hold" in record.getMessage()]
     assert len(said) == 1
     assert said[0].startswith("no checkpoint can hold what Boxed remembers as box, so this run cannot be resumed")
-    with pytest.raises(RunError, match="does not hold what Boxed remembers as box, so going on would give another run"):
+    with pytest.raises(RunError, match="does not hold what Boxed remembers as box, so resuming would give another run"):
         run_serial(make_tiny_config(federation={"rounds": 3}), tmp_path / "run", resume=True)
 
 

@@ -185,7 +185,7 @@ def test_a_vectorised_run_is_the_loops_run_within_tolerance_and_the_same_clients
 def test_convolutions_train_at_once_where_products_pay_and_end_where_the_loop_ends(
     tmp_path: Path, at_once: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fedsim.training.cohort, "products_pay", lambda device: True)
+    monkeypatch.setattr(fedsim.training.cohort, "products_are_faster", lambda device: True)
     model = {"name": "sme-cnn", "channels": [2, 3], "hidden": 4}
     vectorised, loop = both(tmp_path, model=model, federation={**SKEWED["federation"], "rounds": 1})
     assert len(at_once) == 1

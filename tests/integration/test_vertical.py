@@ -169,7 +169,7 @@ def test_labels_that_are_exchanged_are_not_called_safe(run: Path, tmp_path: Path
     audit.attack("label-direction", victim=0, rarer_label=0)
     reasons = audit.scores["missing"].dropna().tolist()
     assert len(reasons) == 2
-    assert all("tells labels apart and exchanges them (AUC 0" in reason for reason in reasons)
+    assert all("distinguishes labels but exchanges them (AUC 0" in reason for reason in reasons)
 
 
 def test_a_head_that_adds_up_gives_every_label(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
             return compute(self, left, *given)
 
         monkeypatch.setattr(batched_call.BatchedCall, "compute", noted)
-        monkeypatch.setattr(matching, "batching_pays", lambda device: True)
+        monkeypatch.setattr(matching, "batching_is_faster", lambda device: True)
         return sizes
 
     return patched

@@ -50,7 +50,7 @@ def measure_psnr(folder: Path, name: str, settings: dict[str, Any], **tables: An
 
 
 def is_lower_beyond_chance(values: list[float], than: list[float]) -> bool:
-    """Tell whether the means of the same victims fell by more than .5 dB and than by chance."""
+    """Return whether the means of the same victims fell by more than .5 dB and than by chance."""
     fell = sum(than) / len(than) - sum(values) / len(values)
     return fell > 0.5 and ttest_rel(than, values, alternative="greater").pvalue < CHANCE
 

@@ -138,7 +138,7 @@ def test_a_round_without_ledger_and_recording_may_have_been_begun(
     config = make_tiny_config(**SECURE, federation={"rounds": 3}, recording={"rounds": [1]})
     interrupt(config, tmp_path / "run", monkeypatch)
     run_serial(config, tmp_path / "run", resume=True)
-    assert "round 2 has no recording that can be read, so that nobody can tell whether a sum of it" in caplog.text
+    assert "round 2 has no recording that can be read, so it is unknown whether a sum of it" in caplog.text
 
 
 def test_a_round_of_which_the_recording_is_cut_off_is_made_again_with_a_warning(

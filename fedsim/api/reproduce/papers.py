@@ -112,7 +112,7 @@ class KeptResult(Table):
 
     Attributes:
         table: the name of the paper's table.
-        name: what tells it from other results for the same table.
+        name: what distinguishes it from other results for the same table.
         date: the day on which the figures were written down.
         command: what makes them again.
         commit: of the repository, where the command names files that only this commit has.

@@ -103,7 +103,7 @@ def _public_part(experiment: Experiment, count: int, clients: int) -> dict[str, 
 
 
 def _save_start(state: State, folder: Path) -> Path:
-    """Write w_t, in a file whose name tells it from others."""
+    """Write w_t, in a file whose name distinguishes it from others."""
     path = folder / f"start-{hash_state(state)[:16]}.safetensors"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)

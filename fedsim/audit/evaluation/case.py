@@ -108,7 +108,7 @@ class Case(ABC):
 
     @property
     @abstractmethod
-    def sums_weigh_alike(self) -> bool:
+    def sums_are_unweighted(self) -> bool:
         """Return whether all clients of a secure sum have weight 1; else N."""
 
     @abstractmethod
@@ -186,7 +186,7 @@ class Case(ABC):
 
     @abstractmethod
     def check_candidate_source(self, non_members: str) -> None:
-        """Raise ConfigError where nobody knows which records of the source `non_members` a victim does not hold."""
+        """Raise ConfigError where it is unknown which records of the source `non_members` a victim does not hold."""
 
     @abstractmethod
     def check_private_parts(self) -> None:
@@ -222,7 +222,7 @@ class Case(ABC):
 
         Raises:
             DataError: there are none.
-            UnknownTruthError: nobody knows what these clients held.
+            UnknownTruthError: it is unknown what these clients held.
         """
 
     @abstractmethod

@@ -150,13 +150,13 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Evaluator(ABC, Generic[FindingT]):
-    """Judge of one kind of finding, the only one who gets the truth.
+    """Evaluator of one kind of finding; it alone gets the truth.
 
     The methods are called in this order: `form` as soon as an attack returns; `judge`, which may
     call `truth`, when the attacks are done; `truth` and `show`, and `guess` for images, when a page
     is written.
 
-    `about` is what is known of the finding: `attack`, `victim` (a client), `round`, `rounds`,
+    `about` has the metadata of the finding: `attack`, `victim` (a client), `round`, `rounds`,
     `first_round` (the first attacked round in which the victim sent something), `members` (the
     group whose sum was attacked, or none), `granted` (names of facts) and `settings`.
 

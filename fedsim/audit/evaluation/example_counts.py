@@ -24,8 +24,8 @@ from fedsim.interfaces.metric import Metric
 
 _EXPLANATION = (
     "For N, the floor is the better one of two guesses from the N of all other clients: their median, and the number "
-    "that would be nearest to theirs by relative error. Whoever is granted N reads it in the messages, so that this is "
-    "the floor then, and nothing is inferred."
+    "with the least relative error. An adversary that is granted N reads it in the messages; then this is the floor, "
+    "and nothing is inferred."
 )
 
 

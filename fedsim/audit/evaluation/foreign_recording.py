@@ -66,13 +66,13 @@ class ForeignRecording(Case):
         """Raise UnknownTruthError."""
         raise UnknownTruthError("only an experiment says what the victim held")
 
-    sums_weigh_alike = False
+    sums_are_unweighted = False
 
     def check_colluders(self, role: AdversaryRole) -> NoReturn:
         """Raise ConfigError: nobody kept what clients added to sums."""
         raise ConfigError(
-            "adversary.who: a recording made elsewhere does not hold what colluding clients added to sums; take "
-            "who = 'server', or these clients alone"
+            "adversary.who: a recording made elsewhere does not hold what colluding clients added to sums; set who "
+            "= 'server', or these clients alone"
         )
 
     def count_equal_clients(self, role: AdversaryRole) -> None:

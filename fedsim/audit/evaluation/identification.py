@@ -1,8 +1,7 @@
-"""Identification: which of the victim's examples can be picked out by the claims, among others'.
+"""Identification: which of the victim's examples the claims identify among examples of others.
 
-It asks what a reader of a reconstruction asks: whose is this? A blurred or noisy image may be far
-from the true one and still be nearer to it than to any other; one that is near in PSNR may be
-nearer still to somebody else's.
+A blurred or noisy image may be far from the true one and still be more similar to it than to any
+other; an image with a high PSNR may be more similar to the example of another client.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ _NO_OTHERS = (
 
 
 class IdentifiedShare(Metric):
-    """Share of the victim's examples that a claim picks out among others of the same classes.
+    """Share of the victim's examples that a claim identifies among others of the same classes.
 
-    An example is picked out where it is the one in the pool that is most like some claim, by
-    `Modality.likeness`.
+    An example is identified if it is the one in the pool that is most similar to some claim, by
+    `Modality.similarity`.
     """
 
     title = "share identified"
@@ -39,8 +38,8 @@ class IdentifiedShare(Metric):
     preference = 20
     evidence = "matches"
     explanations = (
-        "An example of the victim is identified where, of all its examples and up to 1000 others of the same classes, "
-        "it is the one most like some claim. The floor is the share that the same number of matches hits by chance.",
+        "An example of the victim is identified if, of all its examples and up to 1000 others of the same classes, it "
+        "is the most similar to some claim. The floor is the share that as many random matches would identify.",
     )
 
 
@@ -56,15 +55,15 @@ def score_identification(claimed: Tensor, truth: Truth, pool: Pool | None, devic
         return Score.from_reason(IDENTIFIED, _NO_OTHERS)
     modality = find_modality(truth.modality)
     place = device if is_own(type(modality)) else CPU
-    likeness = modality.likeness(claimed.to(place), pool.data.to(place))
-    if likeness.shape != (len(claimed), len(pool.data)):
+    similarity = modality.similarity(claimed.to(place), pool.data.to(place))
+    if similarity.shape != (len(claimed), len(pool.data)):
         raise PluginError(
-            f"modalities: '{truth.modality}' gives a likeness of shape {tuple(likeness.shape)}, expected "
-            f"{(len(claimed), len(pool.data))}, claims by examples; fix its likeness"
+            f"modalities: '{truth.modality}' gives a similarity of shape {tuple(similarity.shape)}, expected "
+            f"{(len(claimed), len(pool.data))}, claims by examples; fix its similarity"
         )
     is_matched = torch.zeros(len(pool.data), dtype=torch.bool)
-    is_matched[likeness.argmax(1).cpu()] = True
-    # Of equal examples of the victim the first one is the most alike; whoever picks it out has picked out all.
+    is_matched[similarity.argmax(1).cpu()] = True
+    # Of equal examples of the victim the first one counts as most similar; to identify it is to identify all.
     kinds = torch.unique(truth.data.flatten(1), dim=0, return_inverse=True)[1]
     is_matched[pool.of_victim] = torch.isin(kinds, kinds[is_matched[pool.of_victim]])
     identified = is_matched[pool.of_victim].double()

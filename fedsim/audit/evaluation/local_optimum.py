@@ -69,7 +69,7 @@ def local_optimum(
         if not value > 0:
             raise ConfigError(f"{name}: expected more than 0, got {value}")
     if not len(inputs):
-        raise DataError("local optimum: the client holds no examples; attack one who does")
+        raise DataError("local optimum: the client holds no examples; attack one that does")
     initial = match_state(model, start)
     if initial is None:
         raise DataError("local optimum: the first state is of another architecture than the model; check the model")

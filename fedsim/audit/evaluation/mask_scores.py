@@ -46,7 +46,7 @@ class PaintedMasks:
 
     @property
     def can_be_painted(self) -> bool:
-        """Tell whether public examples with masks are known."""
+        """Return whether public examples with masks are known."""
         return self.public is not None and are_masks(self.public.labels)
 
     def paint(self, count: int) -> Tensor:

@@ -134,7 +134,7 @@ def _measure_paired_sets(paired_sets: Sequence[Tensor], truth: Truth, weights: P
 
 
 def is_own(plugin: type) -> bool:
-    """Tell whether a metric or modality is of fedsim alone."""
+    """Return whether a metric or modality is of fedsim alone."""
     return hash_plugin_code(plugin) is None
 
 

@@ -196,8 +196,8 @@ def score_membership(scores: Tensor, is_member: Tensor) -> list[Score]:
     for metric, rate in RATES.items():
         if non_members * rate < 1:
             reason = (
-                f"{rate:.1%} of {non_members} candidates that are not members is less than one; "
-                "grant more candidates, of a victim that holds enough"
+                f"{rate:.1%} of {non_members} non-members is less than one; grant more candidates, and "
+                "attack a victim with enough examples"
             )
             all_scores.append(Score.from_reason(metric, reason))
             continue

@@ -109,12 +109,12 @@ def _reuse_memory(model: nn.Module, inputs: Tensor, gradients: Sequence[Tensor])
 
 
 def _has_hooks(module: nn.Module) -> bool:
-    """Tell whether a layer has hooks, which would stay with it when it is replaced."""
+    """Return whether a layer has hooks, which would stay with it when it is replaced."""
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
 
 
 def _tiles(pool: nn.AvgPool2d) -> bool:
-    """Tell whether each input of a pooling layer belongs to one window, of the layer's size."""
+    """Return whether each input of a pooling layer belongs to one window, of the layer's size."""
     is_square = isinstance(pool.kernel_size, int) and pool.stride == pool.kernel_size
     return is_square and not pool.padding and not pool.ceil_mode and pool.divisor_override is None
 
@@ -165,7 +165,7 @@ class _AverageOfTiles(Function):
 
 
 def _give_gradients(model: nn.Module, inputs: Tensor, gradients: Sequence[Tensor]) -> bool:
-    """Tell whether a model now gives these gradients of `_sum_gradients`."""
+    """Return whether a model now gives these gradients of `_sum_gradients`."""
     try:
         return _agree(gradients, _sum_gradients(model, inputs))
     except Exception:  # such as of `view`, which takes one layout only; a foreign model may raise anything
@@ -181,7 +181,7 @@ def _sum_gradients(model: nn.Module, images: Tensor) -> tuple[Tensor, ...]:
 
 
 def _agree(gradients: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    """Tell whether gradients as a whole agree; that of a bias before BatchNorm is all rounding."""
+    """Return whether gradients as a whole agree; that of a bias before BatchNorm is all rounding."""
     pairs = zip(gradients, others, strict=True)
     differences = [(gradient - other).norm() for gradient, other in pairs]
     norms = [gradient.norm() for gradient in gradients]

@@ -103,7 +103,7 @@ class OwnRun(Case):
         return self.own_experiment.config.secure_aggregation is not None
 
     @property
-    def sums_weigh_alike(self) -> bool:
+    def sums_are_unweighted(self) -> bool:
         """Return whether clients share noise, for which all have weight 1."""
         return self.own_experiment.distributed_privacy is not None
 
@@ -118,20 +118,20 @@ class OwnRun(Case):
         config, privacy = self.own_experiment.config, self.own_experiment.central_privacy
         if config.recording.clients is not None:
             raise ConfigError(
-                "adversary.who: whoever sees models sees the sum over all clients, and this run recorded some of them "
-                "alone (recording.clients); attack as the server, or record all"
+                "adversary.who: an adversary that sees models sees the sum over all clients, and this run recorded "
+                "some of them alone (recording.clients); attack as the server, or record all"
             )
         if privacy is None:
             return None
         if role.colluders:
             raise ConfigError(
-                "adversary.who: under central_privacy the server clips what each client sends, to a norm that it does "
-                "not tell them, so that clients do not know what to subtract; take who = 'outsider'"
+                "adversary.who: under central_privacy the server clips what each client sends, to a norm that they do "
+                "not know, so they cannot subtract their updates; set who = 'outsider'"
             )
         if config.strategy.name not in _PLAIN_STRATEGIES:
             raise ConfigError(
-                f"adversary.who: strategy {config.strategy.name} makes more of the noisy sum than a step by it, so "
-                f"that models do not show it; take one of {', '.join(_PLAIN_STRATEGIES)}, or attack as the server"
+                f"adversary.who: strategy {config.strategy.name} does more with the noisy sum than a plain step, so "
+                f"models do not reveal it; use one of {', '.join(_PLAIN_STRATEGIES)}, or attack as the server"
             )
         return privacy.expected
 

@@ -248,8 +248,8 @@ def _score_claims(
     if has_property.all() or not has_property.any():
         kind = "the larger" if has_property.all() else "the smaller"
         reason = (
-            f"each of the {len(has_property)} {unit}s has the property in {kind} share, "
-            "so that nothing can be told apart"
+            f"each of the {len(has_property)} {unit}s has the property in {kind} share, so there is nothing to "
+            "distinguish"
         )
         return [Score.from_reason(f"{metric}_auc", reason), accuracy]
     # Compare each score of the victim (rows) with all: 1 in the right order, -1 in the wrong.

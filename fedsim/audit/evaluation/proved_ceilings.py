@@ -66,7 +66,7 @@ class ProvedCeiling:
 
     @property
     def is_exceeded(self) -> bool:
-        """Tell whether the score is significantly above its ceiling."""
+        """Return whether the score is significantly above its ceiling."""
         return self.value > self.ceiling and self.chance * self.tests <= FALSE_ALARMS
 
     @property
@@ -146,7 +146,7 @@ def compute_ceiling(
     if metric == "identified":
         telling = [fact for fact in _TELLING_FACTS if knowledge.get(fact)]
         if telling:
-            return math.nan, f"the attack was granted {telling[0]}, which tells true records from others"
+            return math.nan, f"the attack was granted {telling[0]}, which distinguishes true records from others"
         return float(curve.true_positive_rate(float(row["floor"]))), ""
     if knowledge.get("candidates") != HELD_OUT:
         return math.nan, _OTHER_RECORDS

@@ -139,7 +139,7 @@ def score_representatives(
     claimed class, `class_psnr` that of the best PSNR in dB; a claim of a class of which the victim
     has no image counts 0. The guesses are scored by the same rule, as claims of the same classes:
     the mean of all public images (`mean face`), noise, and mid-grey. Public images of the class
-    itself are no guess, because an adversary who has them need not attack; the value of the most
+    itself are no guess, because an adversary that has them need not attack; the value of the most
     similar ones is `nearest_public`.
 
     Args:
@@ -153,7 +153,7 @@ def score_representatives(
         DataError: claims and images differ in shape, or are of a regression.
     """
     if finding.labels.is_floating_point() or labels.is_floating_point():
-        raise DataError("truth: representatives are of classes, and a regression has none; attack a classifier")
+        raise DataError("truth: representatives belong to classes, and a regression has none; attack a classifier")
     if modality != "image":
         raise DataError(
             f"truth: the victim held data of shape {tuple(data.shape[1:])}, and representatives of classes are "

@@ -97,8 +97,8 @@ def score_labels(finding: RowLabels, labels: Tensor) -> list[Score]:
         auc, num_deviations = _score_auc(finding, labels)
         if auc.value < _EXCHANGED_AUC and num_deviations < -_SURE_DEVIATIONS:
             reason = (
-                f"the attack tells labels apart and exchanges them (AUC {auc.value:.2g} in a step), so they do leak; "
-                "set rarer_label of the attack to the label that fewer of these rows have"
+                f"the attack distinguishes labels but exchanges them (AUC {auc.value:.2g} in a step), so they do "
+                "leak; set rarer_label of the attack to the label that fewer of these rows have"
             )
             return [Score.from_reason(name, reason) for name in ("row_label_auc", "row_label_accuracy")]
         scores.append(auc)

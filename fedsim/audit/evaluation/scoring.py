@@ -389,7 +389,7 @@ def _choose_records(records: PublicExamples, labels: Tensor) -> Tensor:
 
 
 def _are_counted(claimed: Tensor, labels: Tensor) -> bool:
-    """Tell whether each class is claimed as often as there are true examples of it."""
+    """Return whether each class is claimed as often as there are true examples of it."""
     return torch.equal(sort_targets(claimed), sort_targets(labels).to(claimed))
 
 

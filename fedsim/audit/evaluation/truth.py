@@ -106,10 +106,9 @@ class Truth:
         if not modality or not len(data) or not has_labels or negative:
             raise DataError(
                 f"truth: {path}: expected data of shape (example, channel, height, width), (example, feature) or "
-                "(example, channel, time), or of a modality that write_truth was told, and an integer, a real "
-                "number, a row of real numbers (of several labels 0.0 or 1.0) or a mask (height, width) as a label for "
-                "each, got "
-                f"{tuple(data.shape)} and {tuple(labels.shape)}"
+                "(example, channel, time), or of a modality given to write_truth, and an integer, a real number, a "
+                "row of real numbers (of several labels 0.0 or 1.0) or a mask (height, width) as a label for each, "
+                f"got {tuple(data.shape)} and {tuple(labels.shape)}"
             )
         if not (data.min() >= 0 and data.max() <= 1):
             raise DataError(f"truth: {path}: data lies in [{data.min():.3g}, {data.max():.3g}], expected [0, 1]")
@@ -277,7 +276,7 @@ def _join_examples(loaded: Any, client: str) -> tuple[Tensor, Tensor]:
         return join([inputs for inputs, _ in pairs]), _shape_labels(join([labels for _, labels in pairs]))
     except (IndexError, TypeError, ValueError, RuntimeError) as error:
         raise DataError(
-            f"{client}: what it holds is no inputs and labels ({first_line(error)}); return two arrays, or something "
+            f"{client}: its data are not inputs and labels ({first_line(error)}); return two arrays, or something "
             "that yields pairs of them"
         ) from error
 

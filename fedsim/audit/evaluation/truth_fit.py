@@ -117,7 +117,7 @@ def find_complaint(finding: Finding, about: FindingMetadata, context: Evaluation
         f"{_describe_sign(retraining.distance)}"
     )
     remedy = (
-        "fix [truth], or what [app] and [adversary.knowledge] say of the model, the loss (weights of classes too), "
+        "fix [truth], or what [app] and [adversary.knowledge] say about the model, the loss (weights of classes too), "
         f"local training and the order of arrays{describe_unstated(message, context)}; {_BEYOND_KNOWLEDGE}"
     )
     if number := _find_stale_round(message, truth, about, context):
@@ -230,9 +230,9 @@ def _describe_unrelated(
         complaint += f", and what client {nearest} is said to have held does ({distances[nearest]:.3f})"
         remedy = f"fix {'[app] or ' if distance >= _OPPOSITE else ''}[truth]"
     else:
-        complaint += f", nor does anybody else's{_describe_sign(distance)}"
+        complaint += f", nor do those of any other client{_describe_sign(distance)}"
         remedy = (
-            "fix [truth], or what [app] and [adversary.knowledge] say of the model, the loss (weights of classes too) "
+            "fix [truth], or what [app] and [adversary.knowledge] say about the model, the loss (weights of classes too) "
             f"and the messages{describe_unstated(message, context)}; {_BEYOND_KNOWLEDGE}"
         )
     excuse = ""

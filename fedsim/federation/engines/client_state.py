@@ -59,7 +59,7 @@ class ClientStateStore:
         self._pending[client] = {name.removeprefix(STATE_PREFIX): answer.pop(name) for name in names}
 
     def has_pending(self, client: int) -> bool:
-        """Tell whether the last reply of `client` brought a state.
+        """Return whether the last reply of `client` brought a state.
 
         It does where the client chose to be silent, and does not where it failed.
         """

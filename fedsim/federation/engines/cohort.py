@@ -337,7 +337,7 @@ class _Dispatcher:
         return next((batch for batch in self._to_send if batch.not_before <= now), None)
 
     def is_complete(self, index: int) -> bool:
-        """Tell whether each client of this batch of the round has an answer."""
+        """Return whether each client of this batch of the round has an answer."""
         return not self._missing[index]
 
     def pop_answers(self, index: int) -> Answers:

@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def _is_of_session(process: Path, session: str, token: bytes) -> bool:
-    """Tell whether a process belongs to the Ray session; this process does not count."""
+    """Return whether a process belongs to the Ray session; this process does not count."""
     if process.name == str(os.getpid()):
         return False
     try:

@@ -203,7 +203,7 @@ def _check_used_once(model: nn.Module, inputs: Tensor, name: str, parameters: Ma
 
 
 def _term_moves_layer(model: nn.Module, layer: str, inputs: Tensor) -> bool:
-    """Tell whether the loss term that comes with the outputs depends on the parameters of a layer."""
+    """Return whether the loss term that comes with the outputs depends on the parameters of a layer."""
     parameters = _copy_parameters(model, layer)
     with torch.enable_grad():
         term = loss_term_of(functional_call(model, parameters, (inputs,)))

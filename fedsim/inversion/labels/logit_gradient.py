@@ -42,12 +42,12 @@ class LogitGradient:
 
     @property
     def is_cross_entropy(self) -> bool:
-        """Tell whether it is the cross-entropy without class weights and smoothing, sum or mean."""
+        """Return whether it is the cross-entropy without class weights and smoothing, sum or mean."""
         return _are_close(self.targets, torch.eye(len(self.targets)).to(self.targets))
 
     @property
     def treats_classes_alike(self) -> bool:
-        """Tell whether all classes have the same weight; labels may be smoothed."""
+        """Return whether all classes have the same weight; labels may be smoothed."""
         off_diagonal = self.targets[0, 1] if len(self.targets) > 1 else self.targets[0, 0]
         symmetric = torch.full_like(self.targets, off_diagonal.item())
         symmetric.fill_diagonal_(self.targets[0, 0].item())
@@ -55,7 +55,7 @@ class LogitGradient:
 
     @property
     def is_mean_cross_entropy(self) -> bool:
-        """Tell whether it is the mean cross-entropy, which most clients minimise."""
+        """Return whether it is the mean cross-entropy, which most clients minimise."""
         return self.is_cross_entropy and self.divisors is not None
 
     def count_labels(self, outputs: Tensor, gradient: Tensor, num_examples: int) -> Tensor:

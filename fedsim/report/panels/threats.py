@@ -7,8 +7,8 @@ from markupsafe import Markup
 from fedsim.base.papers import cite
 from fedsim.interfaces.panel import Panel
 from fedsim.report.html import render_fragment
+from fedsim.report.knowledge_levels import list_levels
 from fedsim.report.reported_run import ReportedRun
-from fedsim.report.threat_letters import list_letters
 
 
 class ThreatsPanel(Panel):
@@ -30,6 +30,6 @@ class ThreatsPanel(Panel):
             sums=run.recording.holds_sums,
             others=run.other_attackers,
             noisy=is_noisy,
-            letters=list_letters(finding.about for finding in run.findings),
+            levels=list_levels(finding.about for finding in run.findings),
             source=cite("Carletti2025"),
         )

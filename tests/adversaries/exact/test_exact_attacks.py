@@ -424,7 +424,7 @@ def test_the_cocktail_party_separates_behind_any_activation(tmp_path: Path) -> N
             mlp,
             70,
             {"epochs": 1},
-            r"N is 70, but \d+ units that moved and \d+ inputs that vary, of rank \d+, tell at most \d+",
+            r"N is 70, but \d+ units that moved and \d+ inputs that vary, of rank \d+, distinguish at most \d+",
         ),
         (mlp, 5, {"optimizer": torch.optim.Adam, "options": {"lr": 0.01}}, "spans more than N = 5 inputs"),
     ],

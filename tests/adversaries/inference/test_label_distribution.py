@@ -189,7 +189,7 @@ def test_a_class_without_auxiliary_record_is_told(
     known = knowledge(digits, auxiliary=Records(inputs=records.inputs[some], labels=records.labels[some]))
     with caplog.at_level(logging.WARNING):
         found, floor = distance(claimed(LabelsFromUpdates(), record_rounds(tmp_path, digits, 1), known))
-    assert "round 1, client 0: there is no auxiliary record of class 3; the mean of all stands in" in caplog.text
+    assert "round 1, client 0: there is no auxiliary record of class 3; the mean of all is used instead" in caplog.text
     assert found < floor
 
 

@@ -256,7 +256,7 @@ def test_what_cannot_be_learnt_from_is_refused_in_one_sentence(tmp_path: Path) -
 
 def test_shares_that_are_the_same_number_of_examples_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        AttackError, match=r"client 0: N is 24, of which 0 and 0\.01 are as many examples; choose shares"
+        AttackError, match=r"client 0: N is 24, and the shares 0 and 0\.01 of it are the same number of examples"
     ):
         claimed(record_rounds(tmp_path, 1), knowledge(), present=0.01)
 

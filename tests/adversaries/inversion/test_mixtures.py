@@ -1,4 +1,4 @@
-"""An adversary who knows that records were mixed: through the mixing in one round, and by equations over several."""
+"""An adversary that knows that records were mixed: through the mixing in one round, and by equations over several."""
 
 from __future__ import annotations
 

@@ -239,7 +239,7 @@ def test_rows_of_categories_have_no_prior_of_numbers() -> None:
 def test_restarts_at_once_have_the_prior_too(prior: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     method = replace(with_prior(IG, prior), restarts=3, iterations=4)
     one_by_one = attack(method)
-    monkeypatch.setattr(matching, "batching_pays", lambda device: True)
+    monkeypatch.setattr(matching, "batching_is_faster", lambda device: True)
     monkeypatch.setattr(batched_restarts, "warn", pytest.fail)
     at_once = attack(method)
     assert torch.allclose(one_by_one.data, at_once.data, atol=1e-3)

@@ -374,7 +374,7 @@ def test_a_gradient_that_is_of_no_use_is_left_out_unless_it_is_the_first(
     with_it = run(record([updates[0], broken(updates[1]), updates[2]]), **settings)
     assert f"round 2, client 5: {told}; the round is left out" in caplog.text
     assert torch.equal(with_it.data, run(record([updates[0], updates[2]]), **settings).data)
-    with pytest.raises(AttackError, match=f"round 1, client 5: {told}, and its mini-batch is the one to be found"):
+    with pytest.raises(AttackError, match=f"round 1, client 5: {told}, and its mini-batch is the attacked one"):
         run(record([broken(updates[0]), *updates[1:]]), **settings)
 
 

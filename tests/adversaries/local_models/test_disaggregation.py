@@ -186,7 +186,7 @@ def test_as_many_sums_as_clients_say_nothing_of_their_own_error(
         finding = find_model(transcript, 1)
     assert float(finding.trace["residual"]) < 1e-6
     assert "standard_error" not in finding.trace
-    assert "3 sums determine as many unknowns, so nothing tells whether updates were constant" in caplog.text
+    assert "3 sums determine as many unknowns, so it is unknown whether updates were constant" in caplog.text
 
 
 def test_counts_that_change_beyond_sense_are_refused(tmp_path: Path) -> None:

@@ -366,7 +366,7 @@ def largest(slope: Tensor, share: float) -> Tensor:
         ),
         pytest.param(
             lambda name, slope: 0 * slope if name.startswith("blocks.0") else slope,
-            "the weights by which attention takes its inputs did not move in both of the first two blocks, so nothing",
+            "the input weights of attention did not change in both of the first two blocks, so nothing",
             marks=pytest.mark.thorough,
         ),
     ],

@@ -184,7 +184,7 @@ def test_where_noise_is_most_of_the_message_words_are_not_said_to_be_right(run: 
     update, deviation = make_update(1.2, ENCODER)
     facts = known(ENCODER, defenses=[UpdateNoise(noise_multiplier=deviation / 1e3, clip=1e3)])
     run(update, facts, Tiger(attempts=1, words=20))
-    assert "noise is about 75 % of the message, so what the texts leave does not tell whether" in caplog.text
+    assert "noise is about 75 % of the message, so the residual does not show whether" in caplog.text
 
 
 def test_texts_that_leave_more_than_noise_are_said_to_be_wrong(run: Any, caplog: Any) -> None:
@@ -195,7 +195,7 @@ def test_texts_that_leave_more_than_noise_are_said_to_be_wrong(run: Any, caplog:
 
 def test_pure_noise_is_refused_or_where_noise_is_thought_smaller_gives_no_text(run: Any) -> None:
     update, deviation = make_update(0.01, signal=0.0)
-    with pytest.raises(AttackError, match="no direction of the attention's gradients stands out of the noise"):
+    with pytest.raises(AttackError, match="no direction of the attention's gradients is above the noise"):
         run(update, known())
     smaller = [UpdateNoise(noise_multiplier=deviation / 2e3, clip=1e3)]
     finding = run(update, known(defenses=smaller), Tiger(beam=2, attempts=1, words=30))

@@ -64,14 +64,14 @@ def test_a_record_with_another_label_is_no_twin() -> None:
         ),
         (
             {"candidates": Records(**table(1, 2, 1))},
-            "candidates: record 2 is equal to record 0 of candidates, which could not be told from it; leave one",
+            "candidates: record 2 is equal to record 0 of candidates, which is indistinguishable from it; remove",
         ),
         (
             {
                 "candidates": Records(**table(1, 2)),
                 "known_candidates": KnownCandidates(**table(3, 2), members=torch.tensor([True, False])),
             },
-            "known_candidates: record 1 is equal to record 1 of candidates, which could not be told from it; leave one",
+            "known_candidates: record 1 is equal to record 1 of candidates, which is indistinguishable from it; remove",
         ),
         (
             {"auxiliary": Records(inputs=torch.zeros(2, 2), labels=torch.zeros(3))},

@@ -71,7 +71,7 @@ def test_the_chosen_settings_are_in_an_attack_file_that_says_how_they_were_chose
 
 
 def call_attack(run: Path, file: Path) -> dict[str, Any]:
-    """Attack by a file, and return what the finding says of itself."""
+    """Attack by a file, and return what the finding declares."""
     from fedsim.api import pipeline
     from fedsim.api.adversaries import read_adversary
     from fedsim.federation.open_run import OpenRun

@@ -61,8 +61,8 @@ def test_a_fact_that_clients_were_not_sent_alike_is_not_taken_from_the_file() ->
     with pytest.raises(AttackError) as error:
         known(sent)
     assert str(error.value) == (
-        "adversary.knowledge.learning_rate: in round 1 the server did not send all clients the same, and the recording "
-        "does not say what it sent whom; write the victim's out, or withhold it (false)"
+        "adversary.knowledge.learning_rate: in round 1 the server did not send all clients the same value, and the "
+        "recording does not say which client got which; set the victim's, or withhold it (false)"
     )
     assert known(sent, declared=frozenset({"momentum"})) == SAME | {"momentum": 0.9}
     assert known(sent, learning_rate=False)["momentum"] == 0.9

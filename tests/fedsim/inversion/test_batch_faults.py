@@ -172,7 +172,7 @@ def victims_alone(caplog: pytest.LogCaptureFixture) -> set[int]:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """From now on victims are attacked at once, as on an accelerator."""
-    return lambda: monkeypatch.setattr(matching, "batching_pays", lambda device: True)
+    return lambda: monkeypatch.setattr(matching, "batching_is_faster", lambda device: True)
 
 
 def factor_of(client: int) -> Callable[[Tensor], Tensor]:

@@ -15,7 +15,7 @@ from fedsim.interfaces.attack import Knowledge
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.inversion import batched_call, batched_restarts, matching
 from fedsim.inversion.batch_faults import rows_agree
-from fedsim.inversion.batched_restarts import batching_pays
+from fedsim.inversion.batched_restarts import batching_is_faster
 from fedsim.inversion.matching import GradientInversion
 from fedsim.inversion.restart import Restart
 from fedsim.plugins import registry
@@ -86,12 +86,12 @@ def check_same(one: Reconstruction, other: Reconstruction) -> None:
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matching, "batching_pays", lambda device: True)
+    monkeypatch.setattr(matching, "batching_is_faster", lambda device: True)
 
 
 def test_it_pays_on_an_accelerator_alone() -> None:
-    assert batching_pays(torch.device("cuda"))
-    assert not batching_pays(torch.device("cpu"))
+    assert batching_is_faster(torch.device("cuda"))
+    assert not batching_is_faster(torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_restarts_at_once_find_what_they_find_one_after_the_other(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     apart, _ = invert_update(attack(name))
-    monkeypatch.setattr(matching, "batching_pays", lambda device: True)
+    monkeypatch.setattr(matching, "batching_is_faster", lambda device: True)
     whole, _ = invert_update(attack(name))
     check_same(apart, whole)
     assert "one after the other" not in caplog.text
@@ -146,7 +146,7 @@ def test_a_model_that_cannot_be_computed_for_several_is_computed_one_after_the_o
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     apart, _ = invert_update(attack(), branching)
-    monkeypatch.setattr(matching, "batching_pays", lambda device: True)
+    monkeypatch.setattr(matching, "batching_is_faster", lambda device: True)
     again, _ = invert_update(attack(), branching)
     assert "restarts are computed one after the other" in caplog.text
     assert torch.equal(apart.data, again.data)
@@ -156,7 +156,7 @@ def test_values_that_differ_at_once_are_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     apart, _ = invert_update(attack())
-    monkeypatch.setattr(matching, "batching_pays", lambda device: True)
+    monkeypatch.setattr(matching, "batching_is_faster", lambda device: True)
     compute = batched_call.BatchedCall.compute
 
     def off(self: Any, *given: Any) -> list[Tensor]:
@@ -179,7 +179,7 @@ def test_a_memory_that_does_not_last_for_several_lasts_for_one_after_the_other(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     apart, _ = invert_update(attack())
-    monkeypatch.setattr(matching, "batching_pays", lambda device: True)
+    monkeypatch.setattr(matching, "batching_is_faster", lambda device: True)
 
     def full(self: Any, *given: Any) -> list[Tensor]:
         raise torch.OutOfMemoryError("out of memory")
@@ -201,7 +201,7 @@ def test_a_restart_that_diverges_leaves_the_others_alone(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Restart, "__init__", starts)
     apart, _ = invert_update(attack())
-    monkeypatch.setattr(matching, "batching_pays", lambda device: True)
+    monkeypatch.setattr(matching, "batching_is_faster", lambda device: True)
     whole, _ = invert_update(attack())
     assert apart.data.isfinite().all()
     check_same(apart, whole)

@@ -1,4 +1,4 @@
-"""An adversary who knows the defense sees more: the same attacks, naive and adaptive, on the same updates."""
+"""An adversary that knows the defense sees more: the same attacks, naive and adaptive, on the same updates."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def check_same(outcome: Outcome, other: Finding) -> None:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """From now on several at once save time."""
-    return lambda: monkeypatch.setattr(matching, "batching_pays", lambda device: True)
+    return lambda: monkeypatch.setattr(matching, "batching_is_faster", lambda device: True)
 
 
 @pytest.mark.parametrize("name", [*ATTACKS, *(pytest.param(name, marks=pytest.mark.thorough) for name in MORE_ATTACKS)])
@@ -205,7 +205,7 @@ def products(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[tuple[int, ..
             return convolve(inputs, *settings, **others)
 
         monkeypatch.setattr(convolution_products, "convolve", note_shape)
-        monkeypatch.setattr(convolution_products, "products_pay", lambda device: True)
+        monkeypatch.setattr(convolution_products, "products_are_faster", lambda device: True)
         return shapes
 
     return patched

@@ -236,5 +236,5 @@ def test_a_truth_file_says_its_modality_or_it_is_inferred(tmp_path: Path) -> Non
     assert load_truth(inferred).modality == "series"
     named = write_truth(tmp_path, lambda client: series, [1], modality="pairs")
     assert load_truth(named).modality == "pairs"
-    with pytest.raises(DataError, match="or of a modality that write_truth was told"):
+    with pytest.raises(DataError, match="or of a modality given to write_truth"):
         write_truth(tmp_path, lambda client: (torch.rand(3, 1, 2, 2, 2), torch.zeros(3).long()), [2])

@@ -160,7 +160,7 @@ def test_a_dossier_proves_nothing_by_it_against_the_server_and_composes_it_again
     reported = open_reported_run(run_serial(make_config(), tmp_path / "run"))
     proofs, sentence = collect_proofs(reported)
     assert proofs == []
-    assert "central privacy, which holds for those who see the models alone, not against this server" in sentence
+    assert "central privacy, which protects against observers of the models alone, not against the server" in sentence
     assert [value.state for value in compose_epsilons_again(reported)] == ["equal"] * 8
 
 
@@ -250,13 +250,13 @@ def test_noise_for_another_number_of_rounds_is_refused_when_a_run_goes_on(tmp_pa
         (TABLE | {"clip": 0.0}, "central_privacy.clip"),
         (TABLE | {"clip": float("inf")}, "central_privacy.clip"),
         (TABLE | {"quantile": 1.5}, "central_privacy.quantile"),
-        (TABLE | {"count_noise": 1.0}, "count_noise: a clip that stays counts nothing"),
+        (TABLE | {"count_noise": 1.0}, "count_noise: a fixed clip counts nothing"),
         (TABLE | {"sampling": "uniform"}, "central_privacy.sampling"),
         (TABLE | {"noise": "tree"}, "noise: 'tree' protects a client that adds to one of the rounds that share noise"),
         (TABLE | {"noise": "banded", "sampling": "poisson"}, "noise: 'banded' protects a client that adds to one"),
         (
             TABLE | {"noise": "tree", "sampling": "cyclic", "quantile": 0.5},
-            "quantile: noise = 'tree' spans rounds, and is made for a clip that stays",
+            "quantile: noise = 'tree' spans rounds, and requires a fixed clip",
         ),
         (TABLE | {"noise": "tree", "sampling": "cyclic", "bands": 2}, "bands: noise = 'tree' has none; leave it out"),
         (TABLE | {"noise": "banded", "sampling": "cyclic", "bands": 0}, "central_privacy.bands"),
@@ -293,7 +293,7 @@ def test_a_table_that_says_nothing_sound_is_refused_in_a_sentence(table: dict[st
                 "strategy": {"name": "fedavg", "min_train_nodes": 2},
                 "central_privacy": TABLE | {"sampling": "poisson"},
             },
-            "strategy.min_train_nodes: with central_privacy.sampling = 'poisson' each client is drawn by itself",
+            "strategy.min_train_nodes: with central_privacy.sampling = 'poisson' clients are sampled",
         ),
         ({"secure_aggregation": {}}, "under secure aggregation it sees sums alone"),
         (

@@ -26,13 +26,13 @@ FINDING_WORDS = {
     "noise before clipping": "times as large at a large gradient",
     "half the noise": "0.49",
     "noise of one layer missing": "noise of last.bias is the same",
-    "wrong rate": "samples at the rate 0.4, and the accountant is told 0.1",
+    "wrong rate": "samples at the rate 0.4, and the accountant uses 0.1",
     "the same noise each step": "has a correlation of 1.000",
     "noise from the seed that the server knows": "different secret randomness",
     "fixed batches accounted as Poisson": "each in exactly one of an epoch",
     "epsilon of the wrong delta": "look for another delta",
     "shares too small after drop-outs": "shares for more clients than send",
-    "sums without modulus": "the messages tell more than is accounted for",
+    "sums without modulus": "the messages reveal more than is accounted for",
     "N leaked through weights": "at 16 examples as at zeros",
 }
 

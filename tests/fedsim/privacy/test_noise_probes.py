@@ -155,7 +155,7 @@ def test_what_is_wrong_in_one_layer_number_or_round_alone_is_found(cls: type[Loc
 
 def test_a_sampling_that_is_claimed_and_not_done_is_found() -> None:
     violations = find_violations_in_claims(SampledClients())
-    assert any("whoever gets its updates sees that" in violation for violation in violations), violations
+    assert any("an observer of its updates sees that" in violation for violation in violations), violations
 
 
 @pytest.mark.parametrize("cls", [pytest.param(LocalNoise, marks=pytest.mark.thorough), OneReleaseForAll])

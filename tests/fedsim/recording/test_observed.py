@@ -213,7 +213,7 @@ def test_what_is_seen_follows_from_its_sources(tmp_path: Path) -> None:
     [
         ([(2, 3)], {}, [5], "none of these clients takes part"),
         ([(2, 3)], {}, [2, 3], "nobody else takes part"),
-        ([(2, 3)], {"members": (2, 3)}, [3], "take who = 'outsider'"),
+        ([(2, 3)], {"members": (2, 3)}, [3], "set who = 'outsider'"),
     ],
 )
 def test_a_recording_that_shows_nothing_is_refused(

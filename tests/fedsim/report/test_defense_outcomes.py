@@ -119,7 +119,7 @@ def test_an_interval_accounts_for_victims_and_seeds() -> None:
 
 
 def shares_of_two_seeds(changes: Sequence[Sequence[float]]) -> DefenseOutcome:
-    """Return what a defense is worth by identification that changes so much for each victim in each seed."""
+    """Return what a defense is worth by share identified that changes so much for each victim in each seed."""
     shares: dict[str, Any] = {"metric": "identified", "floor": 0.05, "examples": 10.0}
     rows, controls = [], []
     for seed, of_seed in enumerate(changes):
@@ -145,7 +145,7 @@ def test_where_two_seeds_disagree_they_are_too_few() -> None:
     found = shares_of_two_seeds([[-0.8, -0.5, -0.5, -0.6, -0.3, -0.5], [-0.1, 0.1, 0.0, -0.1, 0.1, 0.0]])
     assert (found.word, found.reason) == (
         NOT_CONCLUDED,
-        "12 pairs in 2 seeds are too few to tell whether leakage is lower than without the defense; add seeds",
+        "12 pairs in 2 seeds are too few to show whether leakage is lower than without the defense; add seeds",
     )
     [judged] = judge_attacks([found])
     assert judged.needs_seeds
@@ -156,7 +156,7 @@ def test_where_two_seeds_disagree_they_are_too_few() -> None:
     ("change", "spread", "word", "reason"),
     [
         (-0.2, 0.4, NOTHING, "leakage is at most 1 dB lower than without it"),
-        (-0.6, 1.5, NOT_CONCLUDED, "6 pairs in 1 seed are too few to tell whether"),
+        (-0.6, 1.5, NOT_CONCLUDED, "6 pairs in 1 seed are too few to show whether"),
         (-0.6, 0.1, WEAKENS, "leakage is lower than without it"),
         (0.0, 0.0, NOTHING, "leakage is the same as without it"),
         (0.6, 0.1, NOTHING, "leakage is higher than without it"),

@@ -20,7 +20,7 @@ from tests.support.silent_messages import KINDS, count_false_leaks, row_of
 @pytest.mark.parametrize("victims", [1, 5, *(pytest.param(count, marks=pytest.mark.thorough) for count in (2, 10, 20))])
 @pytest.mark.parametrize("kind", KINDS)
 def test_messages_that_say_nothing_hardly_ever_leak(kind: str, victims: int) -> None:
-    runs = 60 if kind.startswith("identification") else 200
+    runs = 60 if kind.startswith("`identified`") else 200
     # Two and a half standard deviations of the simulation above 5 %.
     assert count_false_leaks(kind, victims, runs) <= 0.05 * runs + 2.5 * (0.05 * 0.95 * runs) ** 0.5
 
@@ -65,7 +65,7 @@ def test_without_others_to_match_five_victims_decide() -> None:
 def test_all_examples_of_a_victim_beside_too_few_others_say_so() -> None:
     assert judge("exact", (1.0, 0.1, 100)) == (
         UNDECIDED,
-        "100 of 100 examples, 10 expected by chance, too few examples of others to tell",
+        "100 of 100 examples, 10 expected by chance, too few examples of others for a verdict",
     )
 
 
@@ -85,7 +85,7 @@ def test_scores_that_are_lower_for_members_are_not_taken_for_guesses() -> None:
     for metric, victims in (("membership_auc", [(0.18, 0.5, 16)] * 4), ("membership_accuracy", [(0.45, 0.5, 2000)])):
         verdict, remark = judge(metric, *victims)
         assert verdict == UNDECIDED
-        assert "the scores seem turned round: a higher one has to mean likelier" in remark
+        assert "the scores seem reversed: a higher one has to mean likelier" in remark
     assert judge("membership_auc", *[(0.45, 0.5, 16)] * 4)[0] == GUESSING
 
 
@@ -146,7 +146,7 @@ def test_a_lay_reader_is_told_how_many_examples_came_back_and_how_well() -> None
 
 
 def describe_by_metrics(**scores: tuple[float, float]) -> str:
-    """Say what was got back of 36 images of 6 victims, by the share of each metric and that by chance."""
+    """Say what was recovered of 36 images of 6 victims, by the share of each metric and that by chance."""
     rows = []
     for metric, (value, floor) in scores.items():
         for victim in range(6):

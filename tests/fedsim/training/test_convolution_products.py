@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedsim.training import convolution_products
-from fedsim.training.convolution_products import ConvolutionsAsProducts, convolve, products_pay, use_products
+from fedsim.training.convolution_products import ConvolutionsAsProducts, convolve, products_are_faster, use_products
 
 VICTIMS, EXAMPLES, CHANNELS = 3, 2, 4
 SIZES, KERNEL = (7, 6, 5), (3, 2, 2)
@@ -167,8 +167,8 @@ def test_gradients_have_the_layout_of_what_they_are_of() -> None:
 
 
 def test_the_device_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert products_pay(torch.device("cuda"))
-    assert not products_pay(torch.device("cpu"))
+    assert products_are_faster(torch.device("cuda"))
+    assert not products_are_faster(torch.device("cpu"))
     for pays in (True, False):
-        monkeypatch.setattr(convolution_products, "products_pay", lambda device, pays=pays: pays)
+        monkeypatch.setattr(convolution_products, "products_are_faster", lambda device, pays=pays: pays)
         assert isinstance(use_products(torch.device("cpu")), ConvolutionsAsProducts) == pays

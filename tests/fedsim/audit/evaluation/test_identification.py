@@ -62,15 +62,15 @@ def test_constant_claims_are_like_nobody() -> None:
 
 def test_columns_of_a_table_count_by_how_much_they_vary() -> None:
     rows = torch.tensor([[0.0, 0.500, 0.3], [0.0, 0.501, 0.3], [1.0, 0.500, 0.3], [1.0, 0.501, 0.3]])
-    likeness = find_modality("table").likeness(rows, rows)
-    assert likeness.argmax(1).tolist() == [0, 1, 2, 3]
-    assert likeness.isfinite().all()
+    similarity = find_modality("table").similarity(rows, rows)
+    assert similarity.argmax(1).tolist() == [0, 1, 2, 3]
+    assert similarity.isfinite().all()
 
 
 def test_texts_are_compared_by_positions_and_tokens() -> None:
     texts = torch.tensor([[1, 2, 3, 0], [3, 2, 1, 0], [4, 5, 6, 7]])
     claimed = torch.tensor([[1, 2, 9, 0], [7, 6, 5, 4]])
-    assert find_modality("text").likeness(claimed, texts).argmax(1).tolist() == [0, 2]
+    assert find_modality("text").similarity(claimed, texts).argmax(1).tolist() == [0, 2]
     truth = Truth(data=texts[:1], labels=torch.zeros(1).long(), padding=0)
     pool = Pool.from_truth(truth, PublicExamples(data=texts[1:], labels=torch.zeros(2).long()))
     assert score_identification(claimed[:1], truth, pool).value == 1

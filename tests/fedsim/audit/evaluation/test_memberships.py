@@ -72,7 +72,7 @@ def test_rates_that_too_few_candidates_cannot_show_are_undefined_and_say_so(othe
     assert len(missing) == undefined
     for score in missing:
         assert math.isnan(score.value)
-        assert f"of {others} candidates that are not members is less than one; grant more candidates" in score.missing
+        assert f"of {others} non-members is less than one; grant more candidates" in score.missing
 
 
 @pytest.mark.parametrize(("held", "told"), [(True, "is a member"), (False, "is no member")])

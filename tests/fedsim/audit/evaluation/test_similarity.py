@@ -1,4 +1,4 @@
-"""L_sim is computed from what is claimed, whatever the attack says of itself."""
+"""L_sim is computed from what is claimed, whatever the attack declares."""
 
 from __future__ import annotations
 

@@ -5,33 +5,33 @@ from __future__ import annotations
 from typing import Any
 
 from fedsim.interfaces.knowledge import FACTS
-from fedsim.report.threat_letters import find_letter, list_letters
+from fedsim.report.knowledge_levels import find_level, list_levels
 
 OUTSIDE = {
     *("labels", "records", "partial_records", "candidates", "known_candidates", "known_rows", "private_parts"),
     "defenses",
 }
-"""Facts of the victim's data, and the defenses: the paper has no letter for them."""
+"""Facts of the victim's data, and the defenses: the paper has no level for them."""
 
 
-def test_every_fact_has_a_letter_or_is_named_beside_it() -> None:
+def test_every_fact_has_a_level_or_is_named_beside_it() -> None:
     for name in FACTS:
-        assert bool(find_letter([name]).beyond) == (name in OUTSIDE), name
+        assert bool(find_level([name]).beyond) == (name in OUTSIDE), name
 
 
-def test_the_letter_is_that_of_the_most_that_is_known() -> None:
-    assert find_letter([]).letter == "A"
-    assert find_letter(["model", "loss", "num_classes"]).letter == "A"
-    assert find_letter(["model", "value_range", "labels"]).letter == "B"
-    assert find_letter(["model", "value_range", "batch_size"]).letter == "C"
-    assert find_letter(["auxiliary", "batch_size"]).letter == "D"
+def test_the_level_is_that_of_the_most_that_is_known() -> None:
+    assert find_level([]).level == "A"
+    assert find_level(["model", "loss", "num_classes"]).level == "A"
+    assert find_level(["model", "value_range", "labels"]).level == "B"
+    assert find_level(["model", "value_range", "batch_size"]).level == "C"
+    assert find_level(["auxiliary", "batch_size"]).level == "D"
 
 
-def test_who_sees_sums_or_models_alone_has_no_letter() -> None:
+def test_who_sees_sums_or_models_alone_has_no_level() -> None:
     def finding(attack: str, **about: Any) -> dict[str, Any]:
         return {"attack": attack, "granted": ["model"], **about}
 
-    letters = list_letters(
+    levels = list_levels(
         [
             finding("a", members=[1, 2]),
             finding("b", attacker="outsider"),
@@ -42,11 +42,11 @@ def test_who_sees_sums_or_models_alone_has_no_letter() -> None:
             finding("d"),
         ]
     )
-    assert [(letter.letter, titles) for letter, titles in letters.items()] == [("A", ["d"]), ("C", ["c"])]
+    assert [(level.level, titles) for level, titles in levels.items()] == [("A", ["d"]), ("C", ["c"])]
 
 
 def test_an_attack_on_the_model_of_another_knows_what_that_knew() -> None:
-    letters = list_letters(
+    levels = list_levels(
         [
             {"attack": "lmra", "granted": ["model", "learning_rate"]},
             {"attack": "attribute", "granted": ["model", "partial_records"], "settings": {"source": "lmra"}},
@@ -54,5 +54,5 @@ def test_an_attack_on_the_model_of_another_knows_what_that_knew() -> None:
             {"attack": "on-broadcast", "granted": ["model"], "settings": {"source": "global"}},
         ]
     )
-    by_attack = {title: (letter.letter, letter.beyond) for letter, titles in letters.items() for title in titles}
+    by_attack = {title: (level.level, level.beyond) for level, titles in levels.items() for title in titles}
     assert by_attack == {"lmra": ("C", ()), "attribute": ("C", ("partial records",)), "on-broadcast": ("A", ())}
