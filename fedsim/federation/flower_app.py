@@ -166,7 +166,7 @@ def read_app(folder: Path, *, trust: bool = False) -> FlowerApp:
 
 
 def _has_module(folder: Path, name: str) -> bool:
-    """Tell whether a folder holds a module or a package of this name."""
+    """Return whether a folder holds a module or a package of this name."""
     return (folder / f"{name}.py").is_file() or (folder / name / "__init__.py").is_file()
 
 

@@ -139,7 +139,7 @@ def _read_moves(transcript: Transcript, number: int) -> _RoundMoves | None:
 
 
 def _stays_the_same(transcript: Transcript, number: int) -> bool:
-    """Tell whether the rounds after this one are recorded to begin with its model, each of them."""
+    """Return whether the rounds after this one are recorded to begin with its model, each of them."""
     later = [other for other in transcript.rounds if other > number]
     sent = transcript.header(number).broadcasts
     return bool(later) and all(transcript.header(other).broadcasts == sent for other in later[:_MAX_LATER_ROUNDS])

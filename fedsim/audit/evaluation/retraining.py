@@ -124,7 +124,7 @@ def find_explained_round(
 
 
 def keeps_digits(message: AttackedUpdate, about: FindingMetadata, context: EvaluationContext) -> bool:
-    """Tell whether rounding, as to float16, left the direction of a message as it was.
+    """Return whether rounding, as to float16, left the direction of a message as it was.
 
     What was rounded may be recorded as float32.
     """

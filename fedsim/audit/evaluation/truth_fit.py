@@ -232,8 +232,8 @@ def _describe_unrelated(
     else:
         complaint += f", nor do those of any other client{_describe_sign(distance)}"
         remedy = (
-            "fix [truth], or what [app] and [adversary.knowledge] say about the model, the loss (weights of classes too) "
-            f"and the messages{describe_unstated(message, context)}; {_BEYOND_KNOWLEDGE}"
+            "fix [truth], or what [app] and [adversary.knowledge] say about the model, the loss (weights of classes "
+            f"too) and the messages{describe_unstated(message, context)}; {_BEYOND_KNOWLEDGE}"
         )
     excuse = ""
     if len(truth.data) < update.num_examples:

@@ -76,7 +76,7 @@ def check_cluster(address: str, where: str) -> None:
 
 
 def _is_local(address: str) -> bool:
-    """Tell whether an address is one of this machine."""
+    """Return whether an address is one of this machine."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe, suppress(OSError):
         probe.bind((address, 0))
