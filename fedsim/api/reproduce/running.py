@@ -8,8 +8,6 @@ from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 
-import tomli_w
-
 from fedsim.api.reproduce.figures import Figure
 from fedsim.api.reproduce.geometries import geometry_figures
 from fedsim.api.reproduce.papers import (
@@ -17,6 +15,7 @@ from fedsim.api.reproduce.papers import (
     FigureComparison,
     KeptResult,
     compare_figures,
+    format_kept,
     read_papers,
     read_results,
 )
@@ -114,7 +113,7 @@ def reproduce_table(paper: str, table: str, scale: ScaleName, store: Path | None
         rows=rows,
         reasons=reasons_by_row,
     )
-    write_text(folder / RESULT, tomli_w.dumps({"paper": paper, "kept": [kept.model_dump()]}))
+    write_text(folder / RESULT, format_kept({"paper": paper, "kept": [kept.model_dump()]}))
     return ReproductionOutcome(
         kept, compare_figures(paper, table, rows, sweep_recipe.where), failures, left_out, folder
     )
