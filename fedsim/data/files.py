@@ -34,6 +34,25 @@ def require_data_folder(folder: Path | None, name: str) -> Path:
     return folder
 
 
+def require_folder_of(path: str | Path, folder: Path | None, name: str) -> Path:
+    """Return the data folder, within which the relative setting `data.path` is.
+
+    Args:
+        path: the setting.
+        folder: the folder that the user gave, or None.
+        name: the data set.
+
+    Raises:
+        DataError: the user gave none, or it does not exist.
+    """
+    if folder is None:  # and not that of the experiment file, as the user may have meant
+        raise DataError(
+            f"data: '{name}' needs a data folder for the relative data.path '{path}'; write the whole path, give "
+            "--data-dir DIR or set FEDSIM_DATA"
+        )
+    return require_data_folder(folder, name)
+
+
 def find_file(folder: Path, names: Sequence[str], remedy: str) -> Path:
     """Return the first of several paths that is a file.
 
@@ -64,7 +83,7 @@ def find_named_file(path: str, folder: Path | None, name: str) -> tuple[Path, Pa
         DataError: it does not exist, or there is no data folder.
     """
     file = Path(path).expanduser()
-    home = file.parent if file.is_absolute() else require_data_folder(folder, name)
+    home = file.parent if file.is_absolute() else require_folder_of(path, folder, name)
     within = file.name if file.is_absolute() else path
     return home, find_file(home, [within], "correct data.path, absolute or within the data folder")
 

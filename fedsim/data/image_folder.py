@@ -22,7 +22,7 @@ from fedsim.base.machine import count_cores
 from fedsim.data import Dataset, Examples
 from fedsim.data.cache import load_cached
 from fedsim.data.checks import memory_complaint
-from fedsim.data.files import describe_error, require_data_folder, verify_checksum
+from fedsim.data.files import describe_error, require_folder_of, verify_checksum
 from fedsim.data.holding_out import choose_distinct
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class ImageFolder(CheckedSettings):
         if not self.path:
             raise DataError("data: 'image-folder' needs the folder of images; set data.path")
         path = Path(self.path).expanduser()
-        home = path if path.is_absolute() else require_data_folder(folder, "image-folder") / path
+        home = path if path.is_absolute() else require_folder_of(path, folder, "image-folder") / path
         if not home.is_dir():
             raise DataError(f"{home}: no such folder; set data.path to a folder with one folder of images a class")
         return home

@@ -17,7 +17,7 @@ from fedsim.base.papers import Paper, cite
 from fedsim.base.task import infer_modality
 from fedsim.data import Dataset, Examples
 from fedsim.data.cache import load_cached
-from fedsim.data.files import require_data_folder, verify_checksum
+from fedsim.data.files import require_data_folder, require_folder_of, verify_checksum
 from fedsim.data.leaf_files import LETTERS, LeafFiles
 from fedsim.data.tabular import numeric_columns
 
@@ -62,7 +62,7 @@ class Leaf(CheckedSettings):
         if not self.path:
             raise DataError("data: 'leaf' needs a path; set data.path to the folder of a LEAF task")
         path = Path(self.path).expanduser()
-        home = path if path.is_absolute() else require_data_folder(folder, "leaf")
+        home = path if path.is_absolute() else require_folder_of(path, folder, "leaf")
         candidates = [path] if path.is_absolute() else [home / path, home / "leaf" / path]
         files = _find_files(candidates, "correct data.path")
 

@@ -16,10 +16,14 @@ import torch
 from safetensors import safe_open
 
 from fedsim.base.errors import DataError
-from fedsim.data import Column, Dataset, Examples
+from fedsim.data import Column, Dataset, DatasetPlugin, Examples
+from fedsim.data.arrays import ArrayFile
 from fedsim.data.cache import cache_folder, load_cached
 from fedsim.data.files import find_file, has_listed_sum, require_data_folder, verify_checksum
 from fedsim.data.holding_out import choose_evenly
+from fedsim.data.image_folder import ImageFolder
+from fedsim.data.leaf import Leaf
+from fedsim.data.tables import Csv
 
 
 @pytest.fixture
@@ -348,3 +352,19 @@ def test_a_byte_flipped_in_the_cache_is_noticed_by_the_next_process(
     again = Parser(source)
     assert_same(load_cached(Counting(), [source], again), parsed(source))
     assert again.calls == 1
+
+
+@pytest.mark.parametrize(
+    "plugin",
+    [
+        Csv(path="people.csv", target="y"),
+        ArrayFile(path="people.csv"),
+        Leaf(path="people.csv"),
+        ImageFolder(path="people.csv"),
+    ],
+)
+def test_a_relative_path_without_a_data_folder_names_both_remedies(plugin: DatasetPlugin) -> None:
+    with pytest.raises(
+        DataError, match=r"needs a data folder for the relative data\.path 'people\.csv'; write the whole"
+    ):
+        plugin.load(None)
