@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
@@ -144,7 +144,20 @@ class OpenRun(RunFolder):
             self.check_kinds()
             if is_new:
                 self.expire()
+                self._remove_leftovers()
             yield
+
+    def _remove_leftovers(self) -> None:
+        """Remove what killed processes left half-written, while the folder is locked.
+
+        An app of somebody else records without the lock, so what may be its own stays.
+        """
+        folders = [path for path in self.findings.glob("*") if path.is_dir()]
+        if self.experiment.is_file() or self.app.is_file():
+            folders += [self.path, self.transcript]
+        for folder in folders:
+            with suppress(OSError):  # they disturb nobody
+                remove_leftovers(folder)
 
     def prepare(self, *, resume: bool, overwrite: bool) -> None:
         """Create the folder, or refuse one with another run; best called while it is locked.

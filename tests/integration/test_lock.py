@@ -149,3 +149,18 @@ def test_every_command_that_writes_asks_for_the_lock(command: str, tmp_path: Pat
     assert done.returncode == 2
     assert "is writing to it; wait until it has ended" in done.stderr
     assert time.monotonic() - started < 20
+
+
+def test_what_a_killed_command_left_half_written_goes_with_the_next_one(tmp_path: Path) -> None:
+    run = run_serial(make_tiny_config(), tmp_path / "run")
+    (finding_folder := run.findings / "sme").mkdir(parents=True)
+    leftovers = [folder / f".half.{'0' * 12}.tmp" for folder in (run.path, run.transcript, finding_folder)]
+    for leftover in leftovers:
+        leftover.write_text("half written")
+    with OpenRun(run.path).hold_lock():
+        assert not any(leftover.exists() for leftover in leftovers)
+    # An app that records without the lock may be at work.
+    run.experiment.unlink()
+    leftovers[1].write_text("half written")
+    with OpenRun(run.path).hold_lock():
+        assert leftovers[1].exists()
