@@ -49,7 +49,7 @@ class LocalContext:
     A sharpness-aware step, as a defense:
 
         def on_gradient(self, gradient, context):
-            norm = torch.cat([tensor.flatten() for tensor in gradient.values()]).norm()
+            norm = torch.cat([tensor.flatten() for tensor in gradient.values()]).norm().clamp_min(1e-12)
             weights = context.weights
             uphill = {name: weights[name] + self.rho * tensor / norm for name, tensor in gradient.items()}
             return context.gradient_at(uphill)

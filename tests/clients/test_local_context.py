@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import textwrap
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -71,6 +73,15 @@ def test_a_sharpness_aware_step_is_what_it_is_by_hand() -> None:
                 parameter -= 0.05 * gradient / norm + 0.1 * step
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(result[name], parameter.detach(), rtol=1e-4, atol=1e-6)
+
+
+def test_the_sharpness_aware_step_of_the_docstring_is_finite_where_all_is_zero() -> None:
+    code = (LocalContext.__doc__ or "").partition("as a defense:")[2].partition("Attributes:")[0]
+    example: dict[str, Any] = {"torch": torch}
+    exec(textwrap.dedent(code), example)
+    context = SimpleNamespace(weights={"w": torch.ones(2)}, gradient_at=lambda weights: weights)
+    zeros = {"w": torch.zeros(2)}
+    assert torch.equal(example["on_gradient"](SimpleNamespace(rho=0.05), zeros, context)["w"], torch.ones(2))
 
 
 def test_a_proximal_term_of_ones_own_is_fedprox() -> None:
