@@ -49,7 +49,7 @@ class Sratta(Attack):
                 f"client {target.victim}: its messages are seen in clear, so that whose examples they hold is "
                 "known; read them with 'spear-ica', or attack under [secure_aggregation]"
             )
-        where = f"{self.title} on client {target.victim} and its group"
+        where = f"client {target.victim} and its group"
         numbers = target.participation_rounds()
         total_steps = len(numbers) + 1
         # Recover examples.
@@ -74,8 +74,9 @@ class Sratta(Attack):
         clients = group_by_client(histories, len(lone.inputs))
         if len(set(clients.tolist())) == len(clients):
             warn(
-                f"{where}: nothing links any of the {len(clients)} recovered examples, as where clients take one step "
-                "a round, or few units are explained; each is claimed to be of a client of its own"
+                f"{self.title} on {where}: nothing links any of the {len(clients)} recovered examples, as where "
+                "clients take one step a round, or few units are explained; each is claimed to be of a client of its "
+                "own"
             )
         last = changes[-1].layer
         return ExampleGroups(

@@ -83,7 +83,8 @@ def _check_message_facts(adversary: AdversaryTable, attack: Attack) -> None:
     if not adversary.knowledge.num_examples and attack.needs_num_examples:
         raise KnowledgeError(
             f"{attack.title} reads N, the number of examples of a client, which the threat model withholds; grant "
-            "it (adversary.knowledge.num_examples), or choose an attack that works without it, as membership-cosine"
+            "it (adversary.knowledge.num_examples), or choose client-size, which finds it, or another attack that "
+            "works without it, as membership-cosine"
         )
     several = adversary.rounds == "all" or len(adversary.rounds or ()) > 1
     joins_rounds = several and not attack.reads_one_round() and attack.needs_client_ids

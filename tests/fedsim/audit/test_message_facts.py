@@ -70,7 +70,8 @@ def test_attacks_that_read_n_are_refused_without_it_and_so_are_those_of_stranger
     made = audit(recording, "sme", "shared-model", knowledge={"num_examples": False})
     assert made.refusal_reasons == {
         "sme": "sme reads N, the number of examples of a client, which the threat model withholds; grant it "
-        "(adversary.knowledge.num_examples), or choose an attack that works without it, as membership-cosine"
+        "(adversary.knowledge.num_examples), or choose client-size, which finds it, or another attack that works "
+        "without it, as membership-cosine"
     }
 
 
