@@ -94,8 +94,6 @@ def judge_examples(
             "truth: the victim's labels are others than 0 and 1, so that none is claimed rightly or wrongly; write "
             "which labels each example has"
         )
-    if isinstance(finding, Reconstruction) and not isinstance(finding, Representatives) and not truth.has_tokens:
-        doubt_units(finding.data, truth.data, f"{about['attack']}, client {about['victim']}")
     scores = score_examples(
         finding,
         truth,
@@ -111,6 +109,8 @@ def judge_examples(
         device=context.knowledge.device,
         num_classes=context.knowledge.num_classes,
     )
+    if isinstance(finding, Reconstruction) and not isinstance(finding, Representatives) and not truth.has_tokens:
+        doubt_units(finding.data, truth.data, f"{about['attack']}, client {about['victim']}")
     return Judgement(scores=scores, examples=len(truth.labels))
 
 
