@@ -347,8 +347,14 @@ def layer_directions(bias: str, states: NamedStates, defenses: Sequence[Defense]
 
     Args:
         defenses: of the client, if they are known.
+
+    Raises:
+        KnowledgeError: clients do not train it, as where adapters are trained around it.
     """
     names = [f"{bias.removesuffix('bias')}{kind}" for kind in ("weight", "bias")]
+    for name in names:
+        if name not in states.shapes:
+            raise untrained_layer_error(name)
     directions = {name: states.direction(name, torch.float64).cpu() for name in names}
     return fill_dropped_entries(directions, defenses) if defenses else directions
 

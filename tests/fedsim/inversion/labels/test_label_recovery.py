@@ -16,6 +16,8 @@ from fedsim.base.task import Task
 from fedsim.interfaces.attack import Knowledge
 from fedsim.inversion.labels.gradients import LABEL_RULES, LabelRule, bias_rule, column_rule, label_optimisation
 from fedsim.inversion.labels.last_layer import LastLayer, last_bias_name, last_layer, output_layer
+from fedsim.inversion.labels.updates import layer_directions
+from fedsim.inversion.named_states import NamedStates
 from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.problem_builder import build_problem
 from fedsim.plugins import registry
@@ -132,6 +134,15 @@ def test_the_last_layer_is_the_one_that_is_called_last_whatever_the_order_of_reg
     layer = last_layer(scene_for(model, [1, 1, 4]), PROBES)
     assert torch.equal(layer.weight.float(), model.out.weight)
     assert bias_rule([layer], 3, generator(0)).tolist() == [1, 1, 4]
+
+
+def test_a_last_layer_that_clients_do_not_send_tells_no_labels() -> None:
+    """As where they train low-rank matrices beside it."""
+    state = {"head.lora_A": torch.ones(2, 3)}
+    shapes = {"head.lora_A": torch.Size([2, 3])}
+    states = NamedStates(shapes=shapes, buffer_names=(), before=state, after=state, gradient=None, delta=None)
+    with pytest.raises(KnowledgeError, match=r"head\.weight of the last linear layer did not move"):
+        layer_directions("head.bias", states, ())
 
 
 @pytest.mark.parametrize("activation", [nn.Tanh(), nn.ReLU(), nn.Sigmoid()])
