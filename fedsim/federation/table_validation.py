@@ -48,7 +48,7 @@ def validate_tables(kind: type[_T], tables: Mapping[str, Any], where: str) -> _T
         if first["type"] == "extra_forbidden":
             known_keys = _field_names(kind, first["loc"][:-1])
             complaint = f"unknown key, {did_you_mean(path[-1], known_keys)}"
-        elif first["type"] == "list_type" and isinstance(first["input"], dict):
+        elif first["type"] == "list_type" and isinstance(first["input"], dict) and len(path) == len(first["loc"]):
             complaint = f"this is a list of tables; write [[{path[-1]}]]"
         keys = [".".join(name_tables(path, tables))] if path else []
         raise ConfigError(": ".join([where, *keys, complaint])) from error

@@ -410,11 +410,11 @@ def explain_validation_error(error: ValidationError, tables: Any) -> tuple[list[
     """
     complaints = error.errors()
     first = complaints[0]
-    keys = _keys_in(first["loc"], tables)
+    keys = _keys_in(first, tables)
     if first["type"] == "value_error":
         return keys, str(first["msg"]).removeprefix("Value error, ")
     # Join the complaints about the same value.
-    messages = [_word_complaint(complaint) for complaint in complaints if _keys_in(complaint["loc"], tables) == keys]
+    messages = [_word_complaint(complaint) for complaint in complaints if _keys_in(complaint, tables) == keys]
     alternatives = [message.removeprefix("Input should be ").removeprefix("expected ") for message in messages[1:]]
     sentence = " or ".join([messages[0], *alternatives])
     # Use the words of TOML, and cut a long value.
@@ -433,13 +433,18 @@ def _word_complaint(complaint: ErrorDetails) -> str:
     return constraint.expectation if constraint else str(complaint["msg"])
 
 
-def _keys_in(location: Sequence[int | str], tables: Any) -> list[str]:
-    """Return `location` without the names of union members, which pydantic inserts."""
+def _keys_in(complaint: ErrorDetails, tables: Any) -> list[str]:
+    """Return the location of a complaint without the names of union members, which pydantic inserts."""
     keys = []
-    for part in location:
-        if isinstance(tables, Mapping if isinstance(part, str) else Sequence):
+    *_, last = complaint["loc"] or [None]
+    for part in complaint["loc"]:
+        is_missing = part is last and complaint["type"] == "missing"
+        if isinstance(part, str) and isinstance(tables, Mapping) and (part in tables or is_missing):
+            keys.append(part)
+            tables = tables.get(part)
+        elif isinstance(part, int) and isinstance(tables, Sequence):
             keys.append(str(part))
-            tables = tables.get(part) if isinstance(tables, Mapping) else _item_or_none(tables, int(part))
+            tables = _item_or_none(tables, part)
     return keys
 
 

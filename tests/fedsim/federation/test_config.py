@@ -100,6 +100,8 @@ def build(path: Path, *overrides: str) -> Config:
         ("attack=['sme']", "attack.0: input should be a table, got 'sme'"),
         ("federation=3", "federation: input should be a table, got 3"),
         ("defense={name='update-noise'}", "defense: this is a list of tables; write [[defense]]"),
+        ("adversary.knowledge.loss={name='mse'}", "adversary.knowledge.loss: input should be a valid boolean or"),
+        ("adversary.victims={a=1}", "adversary.victims: input should be a list or 'all', got {'a': 1}"),
         ("attack=[{iterations=3}]", "attack.0.name: field required"),
         ("measure=[{name='gradient-norm', memory=0}]", "measure.gradient-norm.memory: expected at least 1, got 0"),
         ("measure=[{name='gradient-norm', label='a', every='b'}]", "measure.a.every: input should be a valid integer"),
