@@ -190,7 +190,9 @@ def _check_records(problem: InversionProblem, shape: tuple[int, ...] | None) -> 
             "records of the same shape"
         )
     if len(records.inputs) < 2:
-        raise AttackError(f"{problem.where}: a prior is fitted to two auxiliary records at least; grant more")
+        raise AttackError(
+            f"{problem.where}: a prior is fitted to two auxiliary records at least; raise adversary.auxiliary"
+        )
     return records
 
 

@@ -141,6 +141,12 @@ def test_auxiliary_records_of_another_shape_are_refused(prior: str) -> None:
         attack(method, make_update(0), knowledge(0, auxiliary=others))
 
 
+def test_a_single_auxiliary_record_is_refused_by_the_setting_that_grants_more() -> None:
+    single = Records(inputs=public().inputs[:1], labels=public().labels[:1])
+    with pytest.raises(AttackError, match=r"two auxiliary records at least; raise adversary\.auxiliary$"):
+        attack(MAP, make_update(0), knowledge(0, auxiliary=single))
+
+
 def test_training_that_cannot_be_simulated_is_refused_where_it_is_asked_for() -> None:
     """By default it counts as one gradient."""
     facts = replace(knowledge(0), optimizer="adam")
