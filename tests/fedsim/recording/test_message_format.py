@@ -96,7 +96,7 @@ def test_integers_in_place_of_real_numbers_are_no_weights() -> None:
     counted = read().read(make_update(before, {"w": torch.zeros(2), "batches": torch.tensor(1)}))
     assert counted.pseudo_gradient["w"].tolist() == [1, 1]
     for app in ({}, {"replies": "delta"}, {"names": ["v", ""]}):
-        with pytest.raises(TranscriptError, match=r"round 1, client 3: '[vw]' came as integers, .* stand for others"):
+        with pytest.raises(TranscriptError, match=r"round 1, client 3: '[vw]' came as integers, .* encode others"):
             read(**app).read(make_update(before, {"w": torch.ones(2, dtype=torch.int8), "batches": torch.tensor(1)}))
 
 
