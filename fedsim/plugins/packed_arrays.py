@@ -36,6 +36,10 @@ _FLAX_ARRAY, _FLAX_SCALAR = 1, 3
 _FLAX_CHUNKS = "__msgpack_chunked_array__"
 
 
+class ForeignObjectError(ValueError):
+    """Bytes hold objects or code, and not only arrays; nothing of them was run."""
+
+
 def read_arrays(content: bytes, *, trust: bool) -> Any:
     """Read an array, or a list or dict of arrays.
 
@@ -46,6 +50,7 @@ def read_arrays(content: bytes, *, trust: bool) -> Any:
 
     Raises:
         TrustError: it is a pickle, or of an unknown format, and `trust` is false.
+        ForeignObjectError: a file of NumPy or PyTorch holds more than arrays.
         Exception: anything that these libraries raise for bytes that hold no arrays.
     """
     if not content:
@@ -77,14 +82,14 @@ def _load_numpy(content: bytes) -> Any:
     except ValueError as error:
         if "allow_pickle" not in str(error):
             raise
-        raise pickle.UnpicklingError("it holds an array of objects, which is a pickle") from error
+        raise ForeignObjectError("it holds an array of objects, which is a pickle") from error
 
 
 def _load_torch(content: bytes) -> Any:
     try:
         return torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
     except pickle.UnpicklingError as error:  # whose text advises to run the code
-        raise pickle.UnpicklingError("it holds more than tensors, such as objects or code, or is damaged") from error
+        raise ForeignObjectError("it holds more than tensors, such as objects or code, or is damaged") from error
 
 
 def _begins_with_map(content: bytes) -> bool:

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import json
 import math
-import pickle
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +35,7 @@ from torch import Tensor
 
 from fedsim.base.errors import ConfigError, TranscriptError, TrustError, first_line
 from fedsim.base.files import check_readable, parse_json
-from fedsim.plugins.packed_arrays import read_arrays
+from fedsim.plugins.packed_arrays import ForeignObjectError, read_arrays
 from fedsim.recording.exchange_checks import MeanReply, ReplyKinds, check_reply
 from fedsim.recording.header import (
     MAX_CLIENT_ID,
@@ -327,7 +326,7 @@ def _read_state(path: Path) -> State:
             f"{path}: is a pickle, or of a format that is not known; nothing in it was run. "
             "Write arrays with numpy.savez or safetensors"
         ) from error
-    except pickle.UnpicklingError as error:
+    except ForeignObjectError as error:
         raise TrustError(
             f"{path}: is refused, as {error}; nothing in it was run. Write arrays of numbers with numpy.savez or "
             "safetensors"

@@ -164,7 +164,8 @@ def worths(rows: Rows, undefended: Rows) -> dict[tuple[str, str], str]:
 def verdict_of(rows: Rows, undefended: Rows) -> str:
     """Return the worst that any attack says of a defense by any metric, and by which metrics it leaks.
 
-    It holds where it does against all attacks with public images that could be made, and no other one leaks.
+    It holds where it does against all attacks with public images that could be made, and no other one leaks. As long
+    as an attack was not tried, nothing holds.
     """
     if rows[0]["case"] == NONE:
         return "–"
@@ -175,8 +176,9 @@ def verdict_of(rows: Rows, undefended: Rows) -> str:
     if leaking:
         names = [name for metric, name in NAMES.items() if metric in leaking]
         return "fails" if len(names) == len(NAMES) else f"fails by {' and '.join(names)}"
+    tried = {row["attack"] for row in rows}
     here = {worth for (attack, _), worth in found.items() if attack in WITH_PUBLIC_IMAGES}
-    return SHORT[HOLDS] if here == {SHORT[HOLDS]} else SHORT[NOT_CONCLUDED]
+    return SHORT[HOLDS] if tried.issuperset(ATTACKS) and here == {SHORT[HOLDS]} else SHORT[NOT_CONCLUDED]
 
 
 def identifies_transformed(case: str) -> bool:

@@ -377,7 +377,7 @@ def test_a_disk_that_fills_up_ends_the_run_which_then_goes_on_where_it_stopped(
         elif where == "checkpoint":
             patch.setattr(fedsim.recording.sealed, "save_file", full(fedsim.recording.sealed.save_file))
         else:
-            patch.setattr(Path, "write_text", full(Path.write_text, place=5))  # after experiment and versions
+            patch.setattr(Path, "write_text", full(Path.write_text, place=4))  # after experiment and versions
         with pytest.raises(RunError, match="No space left on device") as caught:
             run_serial(THREE_ROUNDS, tmp_path / "run")
     assert_one_sentence(caught.value)

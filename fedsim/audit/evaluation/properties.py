@@ -104,8 +104,8 @@ class PropertyEvaluator(Evaluator[PropertyPresence]):
 
     def judge(self, finding: PropertyPresence, about: FindingMetadata, context: EvaluationContext) -> Judgement:
         """Score messages and clients, see `score_messages` and `score_clients`."""
-        _check_messages_were_sent(finding, context)
         truth, victim = self.truth(finding, about, context.case), int(about["victim"])
+        _check_messages_were_sent(finding, context)
         experiment = context.case.require_experiment()
         of_victim = finding.clients == victim
         if not of_victim.any():

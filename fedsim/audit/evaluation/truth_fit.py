@@ -89,10 +89,10 @@ def find_complaint(finding: Finding, about: FindingMetadata, context: Evaluation
     victim = str(about["victim"])
     if not context.case.is_described_by_file or victim not in context.case.files:
         return ""
-    _doubt_round(about, context)
     try:
         truth = context.case.truth(int(victim), None, group_members(about))
         message = read_attacked_update(about, context)
+        _doubt_round(about, context)
     except FAILURES:  # whoever needs them says so
         return ""
     if truth is None or truth.answers:

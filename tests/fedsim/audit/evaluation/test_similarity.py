@@ -124,7 +124,7 @@ def test_the_floor_is_the_best_guess_by_the_same_rule() -> None:
         "noise": torch.rand((4, 1, 6, 6), generator=noise),
         "mid-grey": torch.full((4, 1, 6, 6), 0.5),
         "public mean": public.mean(0).expand(4, -1, -1, -1),
-        "public example": public[torch.randint(9, (4,), generator=noise)],
+        "random public examples": public[torch.randint(9, (4,), generator=noise)],
         "public class mean": torch.stack([public[torch.arange(9) % 3 == c].mean(0) for c in LABELS.tolist()]),
     }
     floors = {name: by_hand(sent, data, 1.0) for name, data in guesses.items()}
