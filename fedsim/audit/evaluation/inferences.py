@@ -38,7 +38,7 @@ class AttributeAccuracy(Metric):
     explanations = (
         "For attributes, the floor is the better of two guesses that use no message: the same value for all records "
         "(the most frequent one among the victim's own), and imputation, which learns from public records to predict "
-        "the attribute from the other columns and the label. “Less than public data do” means that imputation scores "
+        "the attribute from the other columns and the label. “Worse than imputation” means that imputation scores "
         "higher than the attack.",
     )
 

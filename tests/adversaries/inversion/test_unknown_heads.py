@@ -146,7 +146,7 @@ def test_at_the_truth_the_distance_is_zero_and_at_another_head_it_is_not(run: Op
 
 
 def test_the_dummy_data_are_beyond_the_floor_although_the_head_never_left(tmp_path: Path) -> None:
-    """The floor is of guesses without the messages: for each example the best of all public class centres."""
+    """The floor is of guesses without the messages: for each example the best of all centres of public classes."""
     config = config_of("fedper", partition={"samples_per_client": 2}, federation={"rounds": 1, "evaluate_every": 0})
     run, experiment = run_serial(config, tmp_path / "run"), Experiment(config)
     mean, std = experiment.data.moments()
