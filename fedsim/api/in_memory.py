@@ -233,7 +233,7 @@ def _checked_state(
 
 
 def _infer_classes(network: nn.Module, facts: Mapping[str, Any], *, texts: bool) -> dict[str, int]:
-    """Return the number of classes, where nobody names it and the model has several outputs.
+    """Return the number of classes, if it is not given and the model has several outputs.
 
     Raises:
         ConfigError: the model does not take examples of the shape that is named, or has fewer outputs than classes.

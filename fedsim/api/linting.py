@@ -24,7 +24,7 @@ from fedsim.sweeps.file import parse_sweep, read_sweep
 
 log = logging.getLogger(__name__)
 _MAX_LINES = 3
-"""Most lines that a run or a sweep says of its pitfalls."""
+"""Largest number of lines about pitfalls that a run or a sweep prints."""
 
 
 def lint(

@@ -59,7 +59,8 @@ class AuditResult:
         next_steps: what to do next.
         failures: one sentence for each attack, score or picture that failed.
         planned_jobs: all that the adversary was to do, what failed included.
-        variants: by the title of each attack its variant, which tells its findings from those of earlier settings.
+        variants: by the title of each attack its variant, which distinguishes its findings from those of earlier
+            settings.
         ceilings: each score beside the most that the clients' defenses let anybody reach; empty
             where they prove nothing.
     """

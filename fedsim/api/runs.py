@@ -320,7 +320,7 @@ class Run:
         return make_audit(folder, spec, self._file.beside, trust=self._trust) if available else None
 
     def _base(self, folder: OpenRun) -> AttackFile:
-        """Return what the attack file, or the run's own experiment, says of an adversary."""
+        """Return the adversary of the attack file, or of the run's own experiment."""
         if self._file.spec is not None:
             return self._file.spec
         return folder.read_experiment(trust=self._trust) or AttackFile()

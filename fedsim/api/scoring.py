@@ -120,7 +120,7 @@ def score(
     finding = read_claim(claimed, bounds, true)
     if finding is not claimed and is_in_other_units(claimed_data(finding), true):
         log.warning("score: claimed: varies far less than the truth; if its unit is another, use that of value_range")
-    # Without labels all examples count as of one class; labels that nobody claims are taken as known.
+    # Without labels all examples count as of one class; labels that are not claimed count as known.
     claimed_labels, true_classes = read_labels(claimed, labels, true_labels, len(true), len(claimed_data(finding)))
     has_labels, is_labelled = true_classes is not None, claimed_labels is not None
     if true_classes is None:

@@ -351,7 +351,7 @@ class Audit:
         return recorded[position - 1]
 
     def _check_fit(self) -> None:
-        """Check what the file says of a foreign app against the recording."""
+        """Check the statements of the file about a foreign app against the recording."""
         attacks = [attack for _, attack in self._possible_attacks]
         if attacks and all(attack.subject in ("embeddings", "embedding gradients") for attack in attacks):
             # Messages hold no whole model, and N is the number of rows in a step.

@@ -64,7 +64,7 @@ class FindingCache:
         knowledge_table: what the file grants.
         base_folder: folder in which `module:callable` is found.
         case: what is known of the recording.
-        app: what the file says of the messages of a foreign app.
+        app: the statements of the file about the messages of a foreign app.
         who: attacks, see `AdversaryTable.who`.
     """
 

@@ -134,7 +134,7 @@ def _with_seeded_globals(attack: Attack, tasks: Iterable[VictimTask]) -> Iterato
         with (
             seed_globals_with(0),
             lend_generators(),
-        ):  # only while it works: whoever gets the outcome has the generators as they were
+        ):  # only while it works: the receiver of the outcome has the generators as they were
             item = next(outcomes, None)
         if item is None:
             return

@@ -1,4 +1,4 @@
-"""Check, before any work, that what an attack file says of a foreign app fits the recording."""
+"""Check, before any work, that the statements of an attack file about a foreign app fit the recording."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class EarlierScores:
         if noted is None or UNREADABLE in hashes:
             return None
         if any(isinstance(value, str) and is_object(value) for value in (noted.settings or {}).values()):
-            return None  # nobody can hash an object of a program
+            return None  # an object of a program cannot be hashed
         return {
             "versions": versions(),
             "fedsim": hash_own_checkout(),

@@ -135,7 +135,7 @@ class TargetMaker:
         return tuple(reply.members)
 
     def _describe_missing_count(self, number: int, reply: Reply) -> str:
-        """Say that a client reported no N, and why, where its reply tells."""
+        """Say that a client reported no N, and why, if its reply shows the reason."""
         move = self.transcript.update(number, reply.client).pseudo_gradient
         if move and not any(tensor.any() for tensor in move.values()):
             return "it answered with the model that it was sent, and no number of examples: it did not train"

@@ -119,7 +119,7 @@ def apply_headers(
     A header is what clients were sent, which a strategy may change from round to round, so it goes
     before the experiment file. A value in the attack file that contradicts it is refused: the
     recording is evidence, and an attack made with either of the two would be filed under a threat
-    model that nobody stated.
+    model that was never stated.
 
     Args:
         headers: of the attacked rounds; those that state no value of a fact leave it as it is.

@@ -233,7 +233,7 @@ class Defense(CheckedSettings, ABC):
 
         The client then trains as if it had only these: N, its batches and its number of steps
         follow from them. If none is left it sends nothing, and the server sees the same as of a
-        straggler; so it does where this hook fails, whose error only the log tells.
+        straggler; so it does if this hook fails; only the log has the error.
 
         Returns:
             `example`, indices into `local.inputs`, strictly ascending.

@@ -242,7 +242,7 @@ class Knowledge:
     Attributes:
         models: by client, the local model that the attack named by `Attack.builds_on` claims.
         modality: name of the kind of examples, which says what the axes of `input_shape` mean;
-            empty where nobody named one, and then it is inferred.
+            empty if none was named; it is then inferred.
         device: the device on which the attack computes.
     """
 

@@ -22,7 +22,7 @@ DefenseKey = tuple[str, int]
 
 
 def copy_tensors(state: State) -> dict[str, Tensor]:
-    """Copy the tensors of `state`, so that whoever writes to the copies changes nobody else's."""
+    """Copy the tensors of `state`, so that writing to the copies changes no other tensor."""
     return {name: tensor.detach().clone() for name, tensor in state.items()}
 
 
@@ -109,7 +109,7 @@ class LocalContext:
         The server could have it, too. A defense that uses it says so by `draws_in_common`.
 
         Raises:
-            RunError: the defense does not say so, or nobody makes clients agree here.
+            RunError: the defense does not declare it, or clients cannot agree here.
         """
         if self.common_key is None:
             raise RunError(
@@ -219,7 +219,7 @@ class ClientRound:
 
         Args:
             defense: whose hook it is.
-            key: name of the hook, and what tells its calls in this round from one another.
+            key: name of the hook, and what distinguishes its calls in this round.
         """
         if type(defense).__module__.partition(".")[0] == "clients":
             return nullcontext()

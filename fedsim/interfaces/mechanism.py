@@ -17,7 +17,7 @@ Neighbours = Literal["added or removed", "replaced"]
 class Mechanism:
     """Releases of a sum under independent noise, all alike, as one client sends them.
 
-    Whoever sees all that the client sends learns no more than these releases, whatever was sent
+    An observer of all that the client sends learns no more than these releases, whatever was sent
     before: each may depend on the earlier ones.
 
     Attributes:

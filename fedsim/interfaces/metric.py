@@ -109,7 +109,7 @@ class Metric:
         raise NotImplementedError(f"{type(self).__name__} has no spread by chance; its evidence is '{self.evidence}'")
 
     def chance_tail(self, value: float, count: int) -> float | None:
-        """Return how often chance gives one victim `value` or more; None where `chance_spread` tells.
+        """Return how often chance gives one victim `value` or more; None if `chance_spread` gives it.
 
         Metrics whose evidence is `candidates` override it, beside `chance_spread`, where values by chance are skewed.
 
@@ -121,7 +121,7 @@ class Metric:
 
     @classmethod
     def describe_facts(cls) -> list[str]:
-        """Return what `fedsim show` says of it, a line each."""
+        """Return the lines about it that `fedsim show` prints."""
         metric = cls()
         # Ends that are not known are left out.
         ends = [
@@ -176,7 +176,7 @@ class ExampleMetric(Metric, ABC):
 
     @classmethod
     def describe_facts(cls) -> list[str]:
-        """Return what `fedsim show` says of it, a line each."""
+        """Return the lines about it that `fedsim show` prints."""
         return [*super().describe_facts(), f"modalities: {', '.join(sorted(cls.modalities))}"]
 
     @abstractmethod
@@ -227,7 +227,7 @@ class ExampleMetric(Metric, ABC):
 def find_metric(name: str) -> Metric:
     """Return the metric called `name`.
 
-    A name of fedsim's own stays with it, whoever else registers it, so that no score is lost.
+    A name of fedsim's own stays with it even if another package registers it, so no score is lost.
 
     Raises:
         PluginError: the name is not registered, or the metric does not load.

@@ -1,8 +1,8 @@
 """Interface of modalities: what one kind of examples is, such as images, rows of a table, or series.
 
-A data set names its modality (`Dataset.modality`), and `Task.modality` hands the name on. Whoever
-has to know what the axes of an example mean asks the modality of that name, a plug-in of the group
-`fedsim.modalities`, and never the number of axes. A metric names the modalities that it is for.
+A data set names its modality (`Dataset.modality`), and `Task.modality` hands the name on. Code
+that has to know what the axes of an example mean asks the modality of that name, a plug-in of the
+group `fedsim.modalities`, and never the number of axes. A metric names the modalities that it is for.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class Target:
         clients = set[int]()
         for number in self.transcript.rounds:
             clients.update(self.transcript.clients(number))
-        return join_first(sorted(clients), _MAX_CLIENTS) or "nobody"
+        return join_first(sorted(clients), _MAX_CLIENTS) or "no client"
 
 
 def check_one_round(transcript: Transcript) -> None:

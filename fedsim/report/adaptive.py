@@ -173,7 +173,7 @@ class NaiveAdaptivePair:
 def differ_beyond_rounding(naive: Mapping[Any, float], adaptive: Mapping[Any, float]) -> bool:
     """Return whether scores of an adaptive attack differ from those of the naive one by more than rounding errors.
 
-    Where none does by any metric, nobody made use of knowing the defense.
+    Where none does by any metric, no attack made use of knowing the defense.
 
     >>> differ_beyond_rounding({"0": 9.0, "1": 9.5}, {"0": 9.0, "1": 9.51})
     False
@@ -275,7 +275,7 @@ def _is_adaptive_form(adaptive: Summary, naive: Summary) -> bool:
 
 
 def defense_remarks(readings: Sequence[ScoreReading], audit: Audit | None) -> list[str]:
-    """Return the `remarks` on an audit's attacks, and on rounds without a defense; without one nobody knows any."""
+    """Return the `remarks` on an audit's attacks, and on rounds without a defense; without one there are none."""
     defended = audit is not None and audit.config is not None and bool(audit.config.defense)
     granted = audit is not None and audit.spec.adversary.knowledge.defenses is True
     sentences = remarks(readings, defended=defended, granted=granted)

@@ -105,7 +105,7 @@ def _judge_attack(outcomes: Sequence[DefenseOutcome]) -> AttackOutcome:
         elif worst.word != WEAKENS:
             title = describe_metric(worst.metric).title
             reason = f"leakage is lower than without it; whether there is still a leak by {title} is open"
-        # The means that are shown are those of a metric that tells both, where there is one.
+        # The means that are shown are those of a metric that shows both, if there is one.
         worst = next((item for item in weaker if item.leaks_with_defense), worst if worst in weaker else weaker[0])
     return AttackOutcome(
         attack=worst.attack,

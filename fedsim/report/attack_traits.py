@@ -22,15 +22,15 @@ log = logging.getLogger(__name__)
 
 
 def find_main_metric(plugin: str, *, audit: Audit | None, trust: bool) -> str:
-    """Return the main metric of an attack; empty where it names none, or nobody knows it."""
+    """Return the main metric of an attack; empty if it names none, or the attack is unknown."""
     return str(getattr(_find_attack_class(plugin, audit, trust), "main_metric", ""))
 
 
 def attack_classes(audit: Audit | None, findings: Sequence[Mapping[str, Any]], *, trust: bool) -> dict[str, Any]:
-    """Return by title the class of each attack, None where nobody knows it; the order fixes the colours.
+    """Return by title the class of each attack, None if it is unknown; the order fixes the colours.
 
     Args:
-        audit: who attacked; None where nobody knows.
+        audit: the audit that attacked; None if it is unknown.
         findings: the metadata of each finding, as the page needs it.
         trust: import code that a finding names.
     """
@@ -117,7 +117,7 @@ def attack_key(about: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _find_attack_class(name: str, audit: Audit | None, trust: bool) -> Any:
-    """Return the class of an attack; None where nobody knows it, or a finding names code that nobody trusts."""
+    """Return the class of an attack; None if it is unknown, or a finding names untrusted code."""
     trusted = trust or (audit is not None and (audit.trust or name in [table.name for table in audit.spec.attack]))
     if ":" in name and not trusted:
         log.warning("the attack '%s' is code that a finding names, and is not run unasked; pass --trust", name)

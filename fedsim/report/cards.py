@@ -59,7 +59,7 @@ class Card:
         attack: its name.
         readings: its readings, those by which it leaks first; none where nothing is judged.
         reason: why nothing is judged; empty where something is.
-        examples: the best, median and worst; none where nobody knows the truth.
+        examples: the best, median and worst; none if the truth is unknown.
         selection: from how many examples these were chosen, and by which metric.
         are_matched: whether claims had to be matched with originals, as an update is of several examples.
         rounds: what each attacked round leaked; empty where one was attacked.

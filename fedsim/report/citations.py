@@ -23,7 +23,7 @@ def papers(config: Config | None, attacks: Mapping[str, Any], *, recorded: bool)
 
     Args:
         config: the settings of the experiment; None where it was recorded elsewhere.
-        attacks: by title, the class of each attack, None where nobody knows it.
+        attacks: by title, the class of each attack, None if it is unknown.
         recorded: whether there is a recording, which Flower's messages are in.
     """
     used = [(title, getattr(cls, "paper", None)) for title, cls in attacks.items()]
@@ -56,7 +56,7 @@ def bibtex(paper: Paper) -> str:
 
 
 def _format_entry(paper: Paper) -> str:
-    """Format a paper that no bibliography has; what kind of publication it is nobody says."""
+    """Format a paper that no bibliography has; its kind of publication is unknown."""
     # Braces keep BibTeX from splitting a surname of several words.
     authors = []
     for author in paper.authors.split(","):

@@ -137,14 +137,14 @@ class DefenseOutcome:
 
     @property
     def is_weaker(self) -> bool:
-        """Whether what leaks without the defense is shown to leak less with it, whoever attacks."""
+        """Whether the leakage without the defense is shown to be lower with it, also by the adaptive attack."""
         if self.adaptive is None or self.difference is None:
             return False
         return self.leaks_without_defense and self.difference.is_less
 
     @property
     def is_weaker_naively(self) -> bool:
-        """Whether what leaks without the defense is shown to leak less with it, and nobody attacked who knows it."""
+        """Whether the leakage without the defense is shown to be lower with it, and no attack was adaptive."""
         is_less = self.difference is not None and self.difference.is_less
         return self.adaptive is None and self.leaks_without_defense and is_less
 
@@ -328,7 +328,7 @@ def _explain_equality(metric: str, difference: PairedDifference, margin: float) 
 
 
 def _explain_uncertainty(difference: PairedDifference) -> str:
-    """Say that a difference may be none or a large one, and what tells more."""
+    """Say that a difference may be none or a large one, and what would show more."""
     pairs = f"{number_of(difference.count, 'pair')} in {number_of(difference.num_seeds, 'seed')}"
     remedy = "add seeds" if difference.num_seeds < MIN_SEEDS else "add seeds or victims"
     return f"{pairs} are too few to show whether leakage is lower than without the defense; {remedy}"

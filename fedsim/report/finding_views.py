@@ -71,11 +71,11 @@ class FindingView:
         drawings: SVG of the first examples, each claimed one over the true one.
         card_images: by example that a card of the page shows, the claimed image and the true one as PNGs.
         card_texts: likewise, the text or record.
-        roc: the curve of an attack that tells members from others.
+        roc: the curve of an attack that distinguishes members from non-members.
         numbers: by name, what else the evaluator shows.
         tables: likewise.
         matrices: likewise.
-        roughness: of claimed images, relative to public ones; NaN where nobody knows.
+        roughness: of claimed images, relative to public ones; NaN if unknown.
     """
 
     about: Mapping[str, Any]
@@ -180,7 +180,7 @@ class _Viewer:
     """Everything that is needed to show a finding with the truth and the best guess.
 
     Attributes:
-        audit: knows the truth; None where nobody does.
+        audit: knows the truth; None if it is unknown.
         notes: gets a sentence for each truth that is not known.
         titles: what attacks are called.
         gallery: gets the images.
@@ -228,7 +228,7 @@ class _Viewer:
             images = self.shared_guesses.find(
                 compute, name, victim, len(finding.data), finding.labels, truth.data, truth.labels, truth.modality
             )
-        else:  # nobody knows what of a finding the evaluator of another kind makes its guesses of
+        else:  # which parts of a finding an evaluator of another kind makes its guesses of is unknown
             images = compute()
         return None if images is None else (name, images)
 

@@ -128,7 +128,7 @@ _CLAIMS = {
     NOT_BEYOND: (f"is {NOT_BEYOND}", f"are {NOT_BEYOND}"),
     WORSE_THAN_IMPUTATION: (f"is {WORSE_THAN_IMPUTATION}", f"are {WORSE_THAN_IMPUTATION}"),
 }
-"""What a sentence says of one attack, and of several, by verdict."""
+"""Words about one attack, and about several, by verdict."""
 
 
 def _claim(titles: Sequence[str], verdict: str) -> str:

@@ -120,7 +120,7 @@ def _read_manifest(folder: OpenRun) -> Manifest | None:
 
 
 def _check_intact(folder: OpenRun, noted: Manifest | None, path: Path) -> bool:
-    """Return whether there is such a file of the run; without a manifest, nobody knows its hash.
+    """Return whether there is such a file of the run; without a manifest, its hash is unknown.
 
     Results have to be named in the manifest; of the experiment it may hold the settings instead.
 

@@ -27,7 +27,7 @@ _LEVELS: Sequence[tuple[str, str, Sequence[str]]] = (
     ("C", "Parameter-Aware Eavesdropper", TRAINING_FACTS),
     ("D", "Data-Enhanced Eavesdropper", ("auxiliary", "property_records")),
 )
-"""Level, name, and the facts that nobody below it has, from the least knowledge on."""
+"""Level, name, and the facts that no lower level has, from the least knowledge on."""
 
 
 @dataclass(frozen=True)

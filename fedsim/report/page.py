@@ -85,7 +85,7 @@ def _write_attacked(run: ReportedRun) -> str:
 
 
 def _write_accuracy(run: ReportedRun) -> str:
-    """Say how good the model is; that nobody knows it of a bare recording only beside scores."""
+    """Say how good the model is; that it is unknown, as for a bare recording, is only said with scores."""
     if run.readings or run.reported_accuracy is not None:
         return describe_accuracy(run.metrics, run.config, run.reported_accuracy)
     return final_accuracy(run.metrics, run.config)

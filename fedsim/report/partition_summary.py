@@ -30,7 +30,7 @@ from fedsim.plugins import registry
 _ROWS = 20
 """Most clients that the table lists one by one."""
 _MAX_NATURAL_CLIENTS = 1000
-"""Most clients of a natural partition where nobody says how many there are."""
+"""Largest number of clients of a natural partition if none is given."""
 
 
 @dataclass(frozen=True, kw_only=True)

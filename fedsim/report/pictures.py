@@ -59,7 +59,7 @@ class ImageRow:
         strip: its images.
         steps: its images at earlier `iterations`; None where the attack kept none, or there is no room.
         iterations: of `steps`.
-        psnr: of each in dB; empty where nobody knows the truth.
+        psnr: of each in dB; empty if the truth is unknown.
         certified: whether the attack is sure of each; empty where it never says.
         omitted: how many further images it has.
     """
@@ -80,7 +80,7 @@ class VictimImages:
     Attributes:
         about: what the first finding declares.
         size: height and width of an image.
-        original: the victim's images; None where nobody knows.
+        original: the victim's images; None if they are unknown.
         rows: the attacks.
         guesses: the best guesses that attacks are judged beside.
         scores: by metric, the best value that an attack reaches at each image.

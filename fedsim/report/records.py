@@ -22,7 +22,7 @@ class RecordCell:
 
     Attributes:
         text: the value.
-        right: whether it is the true one; True where nobody knows.
+        right: whether it is the true one; True if that is unknown.
         entropy: how unsure the attack is of it; empty where it does not say.
     """
 
@@ -33,7 +33,7 @@ class RecordCell:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One claimed row and the true one, which is empty where nobody knows it."""
+    """One claimed row and the true one, which is empty if unknown."""
 
     claimed: Sequence[RecordCell]
     true: Sequence[str] = ()
@@ -78,7 +78,7 @@ def shown_records(rows: TableRows, dataset: Dataset | None, places: Sequence[int
 
     Args:
         rows: what is claimed, and what is true.
-        dataset: says what features mean; None where nobody does, and values are then shares of the range.
+        dataset: says what features mean; None if it is unknown, and values are then shares of the range.
         places: numbers of the rows; None for the first ones.
     """
     named_columns = dataset.columns if dataset else ()
@@ -89,7 +89,7 @@ def shown_records(rows: TableRows, dataset: Dataset | None, places: Sequence[int
     row_numbers = list(range(min(MAX_RECORDS, len(rows.claimed)))) if places is None else list(places)
     claimed, true = rows.claimed[row_numbers], None if rows.true is None else rows.true[row_numbers]
     right = None if rows.right is None else rows.right[row_numbers]
-    if right is None and true is not None:  # nobody says how far numbers are spread
+    if right is None and true is not None:  # the spread of numbers is unknown
         right = (claimed - true).abs() <= ROUNDING
     # Cells and true texts, column by column.
     columns_of_cells = []

@@ -43,7 +43,7 @@ class ReportedRun:
 
     Attributes:
         folder: the run folder; `folder.recording` is its `Transcript`, with what the server saw.
-        audit: who attacked, and where the truth is; None where nobody knows.
+        audit: the audit that attacked, which knows where the truth is; None if it is unknown.
         trust: whether code that the run folder names may be imported.
         notes: sentences that stand at the head of the page. A panel may add one that concerns the
             whole run.
@@ -178,7 +178,7 @@ class ReportedRun:
 
     @cached_property
     def attacks(self) -> Mapping[str, Any]:
-        """Return by title the class of each attack, None where nobody knows it."""
+        """Return by title the class of each attack, None if it is unknown."""
         return attack_classes(self.audit, [finding.about for finding in self.findings], trust=self.trust)
 
     @cached_property
@@ -213,7 +213,7 @@ class ReportedRun:
         return verdict.text
 
     def read_contents(self) -> None:
-        """Read what a damaged file can be part of, in the order in which the page tells of it.
+        """Read what a damaged file can be part of, in the order in which the page shows it.
 
         Raises:
             RunError: a table of the run is damaged, or a picture cannot be written.
@@ -271,7 +271,7 @@ def read_audit(
 def open_reported_run(
     folder: OpenRun, audit: Audit | None = None, failures: list[str] | None = None, *, trust: bool = False
 ) -> ReportedRun:
-    """Return what a report says of a run folder; nothing but its experiment is read yet.
+    """Return the content of a report on a run folder; only its experiment is read yet.
 
     Args:
         audit: who attacked; by default the run's own experiment says so.

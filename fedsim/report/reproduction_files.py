@@ -140,7 +140,7 @@ def attack_table(about: Mapping[str, Any]) -> dict[str, Any]:
 def _reads_one_round(plugin: str, audit: Audit | None) -> bool:
     """Return whether an attack reads one round, so that a file with several rounds makes it on each.
 
-    False where nobody knows the attack.
+    False if the attack is unknown.
     """
     if ":" in plugin and not (audit and audit.trust):
         return False

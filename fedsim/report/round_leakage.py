@@ -140,7 +140,7 @@ def draw_rounds(leakages: Mapping[str, RoundLeakage]) -> list[Markup]:
 
 
 def _draw_attack(leakage: RoundLeakage, look: Look) -> charts.Curve:
-    """Return the curve of an attack, with a band where each round has an interval; its name tells infinite scores."""
+    """Return the curve of an attack, with a band if each round has an interval; its name has infinite scores."""
     finite = {number: item for number, item in leakage.rounds.items() if math.isfinite(item.mean)}
     infinite = [str(number) for number in leakage.rounds if number not in finite]
     items = list(finite.values())

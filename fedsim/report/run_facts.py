@@ -308,7 +308,7 @@ def prove_guarantee(
 ) -> tuple[Guarantee | None, int] | None:
     """Return what a defense guarantees the client that spent most, or else the first one, and its number of rounds.
 
-    The guarantee is None where the defense proves nothing; all is None where nobody knows what
+    The guarantee is None where the defense proves nothing; all is None if it is unknown what
     clients hold.
 
     Args:
@@ -317,7 +317,7 @@ def prove_guarantee(
     most = largest_spender(clients) if clients else None
     try:
         planned = experiment.setting.participation(most.client if most else 0)
-    except FedsimError:  # the data set is missing, so nobody knows what clients hold
+    except FedsimError:  # the data set is missing, so the data of clients are unknown
         planned = None
     participation = most.participation if most else planned
     if participation is None:

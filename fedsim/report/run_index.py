@@ -21,7 +21,7 @@ from fedsim.sweeps.store import CELLS, FEDERATIONS
 
 PAGE = "index.html"
 _GENERATOR = '<meta name="generator" content="fedsim index">'
-"""What tells our page from an index.html of somebody else."""
+"""Mark that distinguishes our page from another index.html."""
 _HEAD_LENGTH = 4096
 
 

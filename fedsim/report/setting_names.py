@@ -1,4 +1,4 @@
-"""Names of the settings of a sweep, by what tells them apart."""
+"""Names of the settings of a sweep, by what distinguishes them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedsim.report.sweep_groups import Labels
 
 @dataclass(frozen=True)
 class SettingNames:
-    """Names of settings: the labels of the axes that vary, with the name of the axis where a label tells nothing alone.
+    """Names of settings: the labels of the axes that vary, with the name of the axis where a label alone is unclear.
 
     >>> names = SettingNames.from_labels(["algorithm", "model.batch_norm"], [("fedper", "true"), ("fedrep", "false")])
     >>> names(("fedper", "true"))

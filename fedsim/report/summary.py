@@ -32,7 +32,7 @@ class Summary:
     is it over the random starts. Where victims are compared with one another there is none, see `are_independent`.
 
     Attributes:
-        attack: its name, which tells it from the others.
+        attack: its name, which distinguishes it from the others.
         attack_key: its title and variant, see `fedsim.audit.variants`.
         count: number of victims, or of updates where there is but one victim, or of random starts
             where there is but one update.

@@ -35,7 +35,7 @@ _SENTENCES = {
         "Nothing is concluded about {names} against {attacks}, because {clause}.",
     ),
 }
-"""What the lead says of one setting, and of several, in this order."""
+"""Words of the lead about one setting, and about several, in this order."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,7 +47,7 @@ class MetricSection:
         trade_off: leakage against accuracy; empty where no setting can be drawn.
         has_front: whether some setting in it is better than another beyond uncertainty.
         perfect: settings that are not in it, because the score is infinite.
-        unmeasured: whether settings are not in it, because nobody measured the accuracy.
+        unmeasured: whether settings are not in it, because the accuracy was not measured.
         lacking: settings in it without scores of attacks that others there have, each with these attacks.
         attacked: whether any scores are of attacks, not of baselines.
         heat: attacks by settings.

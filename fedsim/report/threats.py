@@ -51,15 +51,15 @@ class GrantedFact:
 def list_granted_facts(
     audit: Audit | None, findings: Sequence[Mapping[str, Any]], attacks: Mapping[str, Any]
 ) -> list[GrantedFact]:
-    """Return everything that can be granted; nothing where nobody knows what was.
+    """Return everything that can be granted; nothing if it is unknown what was.
 
     An attack is handed those granted facts that it declares, so the facts that a finding was made with are those that
     its attack had.
 
     Args:
-        audit: who attacked; None where nobody knows.
+        audit: the audit that attacked; None if it is unknown.
         findings: the metadata of each finding.
-        attacks: by title, the class; None where nobody knows it.
+        attacks: by title, the class; None if it is unknown.
     """
     # Which facts each attack was handed.
     handed: dict[str, set[str]] = {}

@@ -39,7 +39,7 @@ class AttackTraits:
     """Traits of an attack that have to be known to read its scores.
 
     Attributes:
-        name: its name, which tells it from the others; empty where the scores alone give the name.
+        name: its name, which distinguishes it from the others; empty where the scores alone give the name.
         main_metric: the metric by which it is judged first; empty for the first one.
         source: the model that it takes as its claim; empty where there is none.
     """
@@ -156,7 +156,7 @@ def _judge_matches(item: Summary) -> tuple[str, str]:
 
     By chance this ratio is 1 on average, whatever the claims are, and even where the examples of a
     client are alike, so that they are matched together or not at all: it is an e-value. Victims are
-    independent, so that whoever puts a share of a fortune on each of them multiplies it by
+    independent, so a gambler that puts a share of a fortune on each of them multiplies it by
     1 + share * (ratio - 1), and has 20 times as much in at most 5 % of cases (Ville's inequality).
     A fortune is split between several such shares; on one victim alone all of it is put.
     """
@@ -201,7 +201,7 @@ def _judge_candidates(item: Summary) -> tuple[str, str]:
     # Half a step makes the normal distribution fit one of few values.
     half_step = float(steps.min()) / total / 2
     p_value = float(ndtr(-(gain - half_step) / deviation))
-    # Scores that are lower for members say as much of them, to whoever turns them round.
+    # Scores that are lower for members reveal as much, once they are reversed.
     if gain < 0 and float(ndtr((gain + half_step) / deviation)) <= statistics.SIGNIFICANCE:
         return UNDECIDED, f"{remark}, {_TURNED_ROUND}"
     return _conclude(p_value, item), remark

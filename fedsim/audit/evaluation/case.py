@@ -37,7 +37,7 @@ MAX_NAMES = 6
 
 
 class UnknownTruthError(DataError):
-    """Nobody but the experiment could say what the victim held, and it is not known."""
+    """Only the experiment has the data of the victim, and it is not known."""
 
 
 @dataclass(frozen=True)

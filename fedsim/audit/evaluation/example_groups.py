@@ -146,8 +146,8 @@ def _find_holders(finding: ExampleGroups, truth: Truth) -> Tensor:
     """
     assert truth.holders is not None
     errors, nearest = metrics.mean_squared_errors(finding.data, truth.data).min(0)
-    nobody = -1 - torch.arange(len(errors))
-    return torch.where(errors <= _MAX_SQUARED_ERROR, truth.holders[nearest], nobody)
+    no_holder = -1 - torch.arange(len(errors))
+    return torch.where(errors <= _MAX_SQUARED_ERROR, truth.holders[nearest], no_holder)
 
 
 def _have_several_holders(finding: ExampleGroups, truth: Truth) -> Tensor:

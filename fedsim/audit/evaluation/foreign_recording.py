@@ -69,7 +69,7 @@ class ForeignRecording(Case):
     sums_are_unweighted = False
 
     def check_colluders(self, role: AdversaryRole) -> NoReturn:
-        """Raise ConfigError: nobody kept what clients added to sums."""
+        """Raise ConfigError: what clients added to sums was not recorded."""
         raise ConfigError(
             "adversary.who: a recording made elsewhere does not hold what colluding clients added to sums; set who "
             "= 'server', or these clients alone"
@@ -172,7 +172,7 @@ class ForeignRecording(Case):
         return {"loss": cross_entropy} | ({"defenses": tuple(self.defenses)} if self.defenses else {})
 
     def full_knowledge(self, grant: Callable[[], Knowledge]) -> Knowledge:
-        """Return what the attack file grants: nobody knows more."""
+        """Return what the attack file grants; nothing else is known."""
         return grant()
 
     def check_grant(self, adversary: AdversaryTable, name: str) -> None:

@@ -38,9 +38,9 @@ class Imputation:
     """Predictor of a categorical column of a table from all other columns and the label.
 
     [Jayaraman2022] compares attribute inference with imputation from data of the same kind: what it
-    says of a record is known without the model and the messages. Imputing needs what the attack is
+    predicts for a record is known without the model and the messages. Imputing needs what the attack is
     granted (the other columns and the labels of the victim's records) and public records of the
-    same kind, with their labels and with the column. An adversary who lacks such records cannot
+    same kind, with their labels and with the column. An adversary that lacks such records cannot
     make this guess; but an attack that stays below it has not shown that the federation leaked
     anything.
 

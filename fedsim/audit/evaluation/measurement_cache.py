@@ -28,7 +28,7 @@ class MeasurementCache:
         """Return what `compute` returned for the same inputs, or call it.
 
         Args:
-            compute: gives the measurement; nobody may change what it returns.
+            compute: gives the measurement; what it returns must not be changed.
             inputs: all that it depends on, and that differs from finding to finding; a name of the measurement first.
         """
         return self.find_several(lambda missing: [compute()], [inputs])[0]

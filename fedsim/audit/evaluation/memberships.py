@@ -1,4 +1,4 @@
-"""Score how well an attack tells which candidate records the victim trained on."""
+"""Score how well an attack infers which candidate records the victim trained on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Score how well an attack tells whether many of the examples behind a message have a property."""
+"""Score how well an attack infers whether many of the examples of a message have a property."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class PropertyEvaluator(Evaluator[PropertyPresence]):
 
 
 def _check_messages_were_sent(finding: PropertyPresence, context: EvaluationContext) -> None:
-    """Raise DataError where a message is scored that nobody sent, as of a client that failed."""
+    """Raise DataError if a scored message was never sent, as by a client that failed."""
     for client, number in zip(finding.clients.tolist(), finding.rounds.tolist(), strict=True):
         if context.transcript.header(number).find_reply(client) is None:
             raise DataError(f"client {client}: sent nothing in round {number}, which the attack scores")
@@ -200,7 +200,7 @@ def score_messages(scores: Tensor, has_property: Tensor, of_victim: Tensor, vict
     The truth is the share that is nearer. `property_accuracy` is the share of the victim's messages
     for which the likelier claim is true; even chances count half. Its floor is the average over all
     victims of the better one of the two answers given to each message, which takes no message, but
-    the truth, to know. Where all victims are of one kind it is 1: what an attack says of them tells
+    the truth, to know. Where all victims are of one kind it is 1: a claim about them then reveals
     nothing, whatever the other clients are.
 
     `property_auc` is how often a message of the victim and those of the other kind, of any client

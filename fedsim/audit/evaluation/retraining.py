@@ -32,7 +32,7 @@ UNRELATED = 0.95
 """One minus the cosine from which on examples do not explain an update."""
 RETRAINED, _COMPARABLE, _CONTRADICTION = 0.02, 0.2, 0.5
 """One minus the cosine of a message and one trained anew, up to which they are equal, up to which their lengths are
-compared, and from which on they differ; settings that nobody stated, such as weight decay, reach 0.4 of right files."""
+compared, and from which on they differ; unstated settings, such as weight decay, reach 0.4 of right files."""
 _SPREADS = 3
 """How many times farther from a message than from each other two trained anew may be."""
 _LENGTH_TOLERANCE = 0.25
@@ -182,7 +182,7 @@ def _read_stated(message: AttackedUpdate, context: EvaluationContext) -> dict[st
 
 
 def describe_unstated(message: AttackedUpdate, context: EvaluationContext) -> str:
-    """Ask for the settings of local training that nobody states; empty where all are."""
+    """Ask for the settings of local training that are not stated; empty if all are."""
     stated = set(_read_stated(message, context))
     if stated & {"local_epochs", "local_steps"}:
         stated |= {"local_epochs", "local_steps"}

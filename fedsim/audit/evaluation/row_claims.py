@@ -28,7 +28,7 @@ _EXPLANATION = (
 
 
 _EXCHANGED_AUC, _SURE_DEVIATIONS = 0.4, 4.0
-"""An AUC below the one, and so many deviations of chance below 0.5, tells labels apart the other way round."""
+"""An AUC below the one, and so many deviations of chance below 0.5, distinguishes labels but exchanges them."""
 
 
 class RowLabelAuc(Metric):
@@ -228,7 +228,7 @@ def find_rows(rows: Tensor, truth: Truth, counted: int = 0) -> Tensor:
         counted: rows of each step, where messages name none and `rows` are positions; else 0.
 
     Raises:
-        DataError: a row is not in it, or nobody knows which rows are claimed.
+        DataError: a row is not in it, or it is unknown which rows are claimed.
     """
     if counted and (counted != len(truth.data) or truth.rows is not None):
         named = ", which names its rows" if truth.rows is not None else ""

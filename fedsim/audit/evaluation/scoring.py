@@ -120,7 +120,7 @@ def score_examples(
         labels_granted: the labels were granted to the attack, so they are not scored.
         message: update that the finding was read from; None where it is not known, or where the
             finding was read from several updates.
-        goal: what the model predicts; it only tells labels from numbers, where there are several an example.
+        goal: what the model predicts; it only distinguishes labels from numbers, if an example has several.
         cache: measurements of guesses that findings about the same victim share; `public`, `weights`
             and the recording have to be the same for all of them.
         device: on which claims, guesses and public examples are compared with the true ones.

@@ -39,9 +39,9 @@ class Truth:
             where it is not known.
         deviations: `feature`, standard deviations of a table's numbers in public rows.
         modality: name of the kind of examples; inferred where it is left out.
-        holders: `example`, the client that holds each; None where all are one client's, or nobody
-            asks.
-        rows: `example`, id of each row in the messages of split learning; None where nobody said, and
+        holders: `example`, the client that holds each; None if all are one client's, or it
+            is not needed.
+        rows: `example`, id of each row in the messages of split learning; None if they are not given, and
             then rows are counted from 0.
         answers: of federated analytics, by `answers/ROUND/QUESTION` what the client would have answered without any
             defense, and by `people/ROUND/QUESTION` what the one who joined or left before that round added; then

@@ -32,7 +32,7 @@ class MembershipsPanel(Panel):
     order = 40
 
     def render(self, run: ReportedRun) -> Markup | None:
-        """Return the chart; None where no attack tells members from others."""
+        """Return the chart; None if no attack distinguishes members from non-members."""
         chart = draw_roc_chart(run.findings, run.attacks, run.score_ceilings)
         return None if chart is None else render_fragment("memberships.html.j2", chart=chart)
 
@@ -40,7 +40,7 @@ class MembershipsPanel(Panel):
 def draw_roc_chart(
     findings: Sequence[FindingView], attacks: Iterable[str], ceilings: Sequence[ProvedCeiling] = ()
 ) -> Markup | None:
-    """Draw one chart of all attacks; None where no attack tells members from others.
+    """Draw one chart of all attacks; None if no attack distinguishes members from non-members.
 
     Each line is the mean over an attack's findings, in the band from the lowest to the highest. The
     smallest false-positive rate that is drawn is that of one candidate, and so is the smallest

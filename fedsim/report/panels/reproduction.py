@@ -40,7 +40,7 @@ class ReproductionPanel(Panel):
 
 
 def _identity(run: ReportedRun, findings_hash: str) -> dict[str, str]:
-    """Return what tells this run, and a run that is to be the same, from others."""
+    """Return what identifies this run, and a run that should equal it."""
     recording = run.recording
     return {
         "Run": _run_id(run.folder),

@@ -36,7 +36,7 @@ class RunPanel(Panel):
 
 
 def _sharing(run: ReportedRun) -> SharingTable | None:
-    """Return the partition of the data, with the attacked clients marked; None where nobody knows it."""
+    """Return the partition of the data, with the attacked clients marked; None if it is unknown."""
     if run.experiment is None:
         return None
     attacked = {int(str(finding.about["victim"])) for finding in run.findings}
@@ -46,7 +46,7 @@ def _sharing(run: ReportedRun) -> SharingTable | None:
 
 
 def _geometry(folder: RunFolder) -> dict[str, Any] | None:
-    """Summarise what `fedsim geometry` wrote; None where nobody asked for it."""
+    """Summarise what `fedsim geometry` wrote; None if it did not run."""
     rows = read_rows(folder.geometry, ("round", "client"))
     if not rows:
         return None

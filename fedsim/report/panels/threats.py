@@ -19,7 +19,7 @@ class ThreatsPanel(Panel):
     order = 80
 
     def render(self, run: ReportedRun) -> Markup | None:
-        """Return the threat model in sentences and as a table; None where nobody knows it."""
+        """Return the threat model in sentences and as a table; None if it is unknown."""
         if not run.granted_facts:
             return None
         config = run.config
