@@ -8,12 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedsim.audit.evaluation.inferences import AttributeAccuracy
 from fedsim.audit.evaluation.matches import CHANCE
 from fedsim.audit.evaluation.score import Score
 from fedsim.report.adaptive import at_floor
 from fedsim.report.recovery import describe_recovery
 from fedsim.report.summary import summarise
-from fedsim.report.verdicts import GUESSING, LEAKS, UNDECIDED, judge_summary, score_readings
+from fedsim.report.verdicts import (
+    GUESSING,
+    LEAKS,
+    UNDECIDED,
+    WORSE_THAN_IMPUTATION,
+    judge_summary,
+    score_readings,
+)
 from tests.support.silent_messages import KINDS, count_false_leaks, row_of
 
 
@@ -223,3 +231,8 @@ def test_where_victims_have_no_score_nothing_is_at_the_floor() -> None:
     scores = [(9.0 + shift, 10.0, 5) for shift in (0.0, 0.1, 0.2, 0.3, 0.1, 0.2)]
     assert is_at_floor("psnr", *scores)
     assert not is_at_floor("psnr", *scores, missing=18)
+
+
+def test_the_explanation_of_attributes_names_the_verdict_as_reports_do() -> None:
+    (explanation,) = AttributeAccuracy.explanations
+    assert f"“{WORSE_THAN_IMPUTATION.capitalize()}” means" in explanation
