@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
@@ -51,10 +52,12 @@ class ClaimScores(Mapping[str, Score]):
     Attributes:
         frame: a row for each metric: its `value` and `floor`, the guess `floor_guess` that gets it, and the `verdict`
             with `why` it is so, as in a report on one victim.
+        doubt: why the scores may say less, or more, than they seem to; empty where nothing speaks against them.
     """
 
     frame: pd.DataFrame
     scores: Mapping[str, Score]
+    doubt: str = ""
 
     def __getitem__(self, metric: str) -> Score:
         return self.scores[metric]
@@ -72,12 +75,19 @@ class ClaimScores(Mapping[str, Score]):
             floor = "–" if math.isnan(row["floor"]) else f"{row['floor']:.4g} {row['floor_guess']}"
             table.add_row(row["metric"], value, floor, ": ".join(filter(None, (row["verdict"], row["why"]))))
         text = StringIO()
-        Console(file=text, width=_WIDTH, markup=False, highlight=False, color_system=None).print(table)
+        console = Console(file=text, width=_WIDTH, markup=False, highlight=False, color_system=None)
+        console.print(table)
+        if self.doubt:
+            console.print(self._doubt_sentence)
         return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
     def _repr_html_(self) -> str:
         html: str = self.frame.to_html(index=False, float_format="{:.4g}".format)
-        return html
+        return f"{html}<p>{escape(self._doubt_sentence)}</p>" if self.doubt else html
+
+    @property
+    def _doubt_sentence(self) -> str:
+        return f"The scores are in doubt: {self.doubt}."
 
 
 @serialize_calls
@@ -139,7 +149,7 @@ def score(
     with collect_doubts() as doubts:
         if true.is_floating_point():
             doubt_units(claimed_data(finding), true, "score: claimed")
-    return ClaimScores(_make_frame(scores, len(true), "; ".join(doubts)), {item.metric: item for item in scores})
+    return ClaimScores(_make_frame(scores, len(true)), {item.metric: item for item in scores}, "; ".join(doubts))
 
 
 def _explain_no_others(item: Score) -> Score:
@@ -149,12 +159,11 @@ def _explain_no_others(item: Score) -> Score:
     return Score.from_reason(IDENTIFIED, "hand over public examples, among which the true ones are to be identified")
 
 
-def _make_frame(scores: Sequence[Score], count: int, doubt: str) -> pd.DataFrame:
+def _make_frame(scores: Sequence[Score], count: int) -> pd.DataFrame:
     """Return the table of scores of `count` examples of one victim, with verdicts."""
     import pandas as pd
 
     facts = {"attack": "claims", "victim": 0, "round": 1, "repeat": 0, "variant": "", "settings": "{}", "granted": ""}
-    facts["doubt"] = doubt
     readings = score_readings([facts | score_row(item, count) for item in scores], {})
     rows = []
     for reading in readings:

@@ -21,6 +21,7 @@ from fedsim.audit.score_reuse import EarlierScores
 from fedsim.audit.variants import VARIANT_COLUMNS, variant_columns
 from fedsim.base.errors import DataError, FedsimError, RunError, error_reason, one_line
 from fedsim.base.progress import track
+from fedsim.federation.run_folder import read_rows
 from fedsim.interfaces.findings import Finding
 from fedsim.interfaces.metric import list_metric_faults
 
@@ -31,6 +32,8 @@ SCORE_COLUMNS = (
     "higher_is_better", "examples", "seed", "missing", "instrument", "doubt", *VARIANT_COLUMNS,
 )  # fmt: skip
 """Columns of `scores.csv`."""
+_LATER_COLUMNS = frozenset({"doubt"})
+"""Columns that runs of earlier versions lack."""
 IMAGE_SCORE_COLUMNS = ("attack", "victim", "round", "repeat", "image", "metric", "value", *VARIANT_COLUMNS)
 """Columns of `image-scores.csv`."""
 
@@ -57,6 +60,18 @@ def score_findings(
     folder.write_table(folder.images, IMAGE_SCORE_COLUMNS, image_rows)
     earlier.save()
     return rows
+
+
+def read_score_rows(path: Path) -> list[dict[str, str]]:
+    """Read the rows of a `scores.csv`; one of an earlier version says nothing of doubts.
+
+    Raises:
+        RunError: the table is not one that an audit writes.
+    """
+    columns = [name for name in SCORE_COLUMNS if name not in _LATER_COLUMNS]
+    numbers = ("value", "floor", "nearest_public", "ceiling")
+    rows = read_rows(path, columns, numbers, ("victim", "repeat", "examples"))
+    return [dict.fromkeys(_LATER_COLUMNS, "") | row for row in rows]
 
 
 def judge_findings(

@@ -11,10 +11,10 @@ from typing import Any
 
 from fedsim.audit.audit import Audit
 from fedsim.audit.finding_files import read_facts
-from fedsim.audit.scores import SCORE_COLUMNS
+from fedsim.audit.scores import read_score_rows
 from fedsim.audit.variants import variant_columns, variant_names
 from fedsim.base.errors import FedsimError, RunError
-from fedsim.federation.run_folder import RunFolder, check_count, read_rows
+from fedsim.federation.run_folder import RunFolder, check_count
 from fedsim.plugins import registry
 from fedsim.report.verdicts import AttackTraits
 
@@ -47,8 +47,7 @@ def read_scores(folder: RunFolder) -> list[dict[str, str]]:
     Raises:
         RunError: the table is not one that an audit writes.
     """
-    numbers = ("value", "floor", "nearest_public", "ceiling")
-    rows = read_rows(folder.scores, SCORE_COLUMNS, numbers, ("victim", "repeat", "examples"))
+    rows = read_score_rows(folder.scores)
     for row in rows:
         row.update({name: "nan" for name in ("value", "floor", "nearest_public") if not row[name]})
     try:  # a round may be several, as 1-10

@@ -9,9 +9,9 @@ from typing import Any
 from fedsim.audit.evaluation.empirical_epsilon import read_epsilons
 from fedsim.audit.finding_files import read_facts
 from fedsim.audit.plan import ADAPTIVE, AttackJob
-from fedsim.audit.scores import SCORE_COLUMNS
+from fedsim.audit.scores import SCORE_COLUMNS, read_score_rows
 from fedsim.federation.open_run import OpenRun
-from fedsim.federation.run_folder import RunFolder, read_ledger, read_metrics, read_rows
+from fedsim.federation.run_folder import RunFolder, read_ledger, read_metrics
 from fedsim.privacy.ledger import is_central, is_shared_noise, spending_by_client
 from fedsim.recording.adversary_role import AdversaryRole
 from fedsim.recording.messages import MESSAGES_FOLDER
@@ -46,7 +46,7 @@ def sweep_rows(
     proved, measured = _proved_epsilons(folder, role), _measured_epsilons(folder)
     accuracies = {row["client"]: row["accuracy"] for row in read_metrics(folder) if _clear_nan(row["accuracy"])}
     seconds = _attack_seconds(folder)
-    scored = list(read_rows(folder.scores, SCORE_COLUMNS, _NUMBER_COLUMNS, ("victim", "repeat", "examples")))
+    scored = read_score_rows(folder.scores)
     if variants is not None:
         scored = [row for row in scored if row["variant"] == variants.get(row["attack"])]
     rows = []

@@ -6,6 +6,8 @@ who knows the unit sees the victim's data in it.
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor
 
 from fedsim.audit.evaluation.doubts import raise_doubt
@@ -15,8 +17,10 @@ _EXPLAINED = 0.6
 """Share of the true values' variance that a linear map of the claims explains at least; of noise it is less."""
 _NEARER = 0.5
 """Share of the squared error that such a map leaves at most."""
-_LEAST_ERROR = 1e-2
-"""Mean squared error, 20 dB, from which on claims are doubted: below it they show the examples in any unit."""
+_LEAST_ERROR = 1e-3
+"""Mean squared error, 30 dB, from which on the order of channels is doubted."""
+_REVERSED = -0.5
+"""Correlation of the differences of the outer channels up to which they seem reversed."""
 _FEWEST_VALUES = 64
 """Fewest values to which two numbers are fitted."""
 _MOST_PAIRS = 2_000_000
@@ -27,7 +31,9 @@ which on the data are so themselves."""
 
 
 def doubt_units(claimed: Tensor, true: Tensor, where: str) -> None:
-    """Raise a doubt where a map of the claims is much nearer to the truth, or where they all are clamped.
+    """Raise a doubt where claims find nothing and a map of them is near to the truth, or where they all are clamped.
+
+    Claims that are nearer to the truth than any constant say enough as they are, as those of too low a contrast.
 
     Args:
         claimed: `claim ...`, numbers in [0, 1].
@@ -39,30 +45,26 @@ def doubt_units(claimed: Tensor, true: Tensor, where: str) -> None:
         if shares[0] >= _ONE_END and shares[1] < _NATURAL:
             raise_doubt(
                 "%s: %.0f %% of the claimed values are %g, and %.0f %% of the true ones; they seem to be clamped in "
-                "another unit; claim (inputs - low) / (high - low) by value_range",
+                "another unit; unless the attack failed, claim (inputs - low) / (high - low) by value_range",
                 *(where, 100 * shares[0], end, 100 * shares[1]),
             )
             return
     if len(claimed) * len(true) > _MOST_PAIRS:
         return
     error = _least_error(claimed, true)
-    if error < _LEAST_ERROR:
-        return
-    if claimed.ndim == 4 and claimed.shape[1] == 3 and _least_error(claimed.flip(1), true) <= _NEARER * error:
+    if _are_reversed(claimed, true, error):
         raise_doubt(
             "%s: with their channels in reverse order, as of BGR and RGB, the claims are nearer to the true images "
             "than as they are; see that the truth, input_shape and the model have them in one order",
             where,
         )
         return
+    if error < _mean_square(true.double() - true.double().mean()):  # they are nearer than any constant
+        return
     first, second = _pair_by_correlation(claimed, true)
-    if first.numel() < _FEWEST_VALUES:
+    if first.numel() < _FEWEST_VALUES or _correlate(first, second) ** 2 < _EXPLAINED:
         return
-    covariance = float(((first - first.mean()) * (second - second.mean())).mean())
-    spread, true_spread = _mean_square(first - first.mean()), _mean_square(second - second.mean())
-    if not spread or not true_spread or covariance**2 < _EXPLAINED * spread * true_spread:
-        return
-    factor = covariance / spread
+    factor = _correlate(first, second) * float(second.std() / first.std())
     offset = float(second.mean()) - factor * float(first.mean())
     if _mean_square(factor * first + offset - second) <= _NEARER * error:
         raise_doubt(
@@ -70,6 +72,27 @@ def doubt_units(claimed: Tensor, true: Tensor, where: str) -> None:
             "that they seem to be in another unit; claim (inputs - low) / (high - low) by value_range",
             *(where, factor, offset),
         )
+
+
+def _are_reversed(claimed: Tensor, true: Tensor, error: float) -> bool:
+    """Return whether images are nearer to the true ones, and to their colours, with their channels in reverse order.
+
+    A tint that an attack adds to all pixels is nearer to some images when it is reversed, but says nothing of theirs.
+    """
+    if claimed.ndim != 4 or claimed.shape[1] != 3 or error < _LEAST_ERROR:
+        return False
+    first, second = _pair(claimed.flip(1), true, metrics.image_misfits(claimed.flip(1), true))
+    if _mean_square(first - second) > _NEARER * error:
+        return False
+    differences = [images[:, 2] - images[:, 0] for images in (first.flip(1), second)]
+    return _correlate(*(values - values.mean((1, 2), keepdim=True) for values in differences)) <= _REVERSED
+
+
+def _correlate(first: Tensor, second: Tensor) -> float:
+    """Return the correlation of all values; 0 where some do not vary."""
+    first, second = first - first.mean(), second - second.mean()
+    spreads = math.sqrt(_mean_square(first) * _mean_square(second))
+    return float((first * second).mean()) / spreads if spreads else 0.0
 
 
 def _least_error(claimed: Tensor, true: Tensor) -> float:

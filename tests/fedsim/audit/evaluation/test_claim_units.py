@@ -44,6 +44,8 @@ HONEST: dict[str, Tensor] = {
     "exact": SMOOTH[[1, 0, 3, 2]],
     "overshoots a little": (1.1 * SMOOTH - 0.05).clamp(0, 1),
     "noisy": (SMOOTH + 0.3 * (NOISE - 0.5)).clamp(0, 1),
+    "dim": 0.7 * SMOOTH,
+    "of half the contrast": SMOOTH.mean((1, 2, 3), keepdim=True).lerp(SMOOTH, 0.5),
     "very noisy": (0.3 * SMOOTH + 0.7 * NOISE),
     "noise": NOISE,
     "saturated noise": (10 * (NOISE - 0.5) + 0.5).clamp(0, 1),
@@ -67,6 +69,14 @@ def test_black_and_white_claims_of_black_and_white_images_are_not_doubted() -> N
     assert find_doubts(sketch, sketch) == []
 
 
-def test_a_scored_claim_in_another_unit_says_so_beside_its_verdict() -> None:
-    why = fedsim.score(1 - SMOOTH, SMOOTH).frame["why"]
-    assert why.str.contains("in doubt for 1 finding: score: claimed: -1 times the claimed values").any()
+def test_a_tint_is_no_reversed_order_of_channels() -> None:
+    image = 0.5 + 0.1 * (SMOOTH[:1] - 0.5)
+    tint = torch.tensor([0.3, 0.0, -0.3]).view(3, 1, 1)
+    assert not any("channels" in doubt for doubt in find_doubts(image - tint, image + tint))
+
+
+def test_a_score_in_doubt_says_so_once_below_its_table() -> None:
+    scores = fedsim.score(1 - SMOOTH, SMOOTH)
+    assert scores.doubt.startswith("score: claimed: -1 times the claimed values")
+    assert repr(scores).count("in doubt") == scores._repr_html_().count("in doubt") == 1
+    assert fedsim.score(SMOOTH, SMOOTH).doubt == ""
