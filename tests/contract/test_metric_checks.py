@@ -184,7 +184,9 @@ def test_a_metric_that_keeps_to_the_contract_passes(cls: type, tmp_path: Path) -
     ] == []
 
 
-@pytest.mark.parametrize(("cls", "reason"), [(OfNobody, "is installed: smell"), (Refuses, "examples: it is night")])
+@pytest.mark.parametrize(
+    ("cls", "reason"), [(OfNobody, "is installed: smell"), (Refuses, "examples it returns: it is night")]
+)
 def test_a_metric_without_values_is_not_checked(cls: type, reason: str, tmp_path: Path) -> None:
     result = check_class(metrics.measures_each_example, "metrics", cls, tmp_path)
     assert result.verdict == "not checked"

@@ -328,7 +328,7 @@ def test_the_victims_carry_canaries_unless_others_are_named() -> None:
         ),
         (
             {"canaries": {"count": 50}, "secure_aggregation": {"groups": "all"}},
-            "canaries: they measure what one client's messages tell",
+            "canaries: they measure what one client's messages reveal",
         ),
     ],
 )

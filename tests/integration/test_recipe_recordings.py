@@ -420,11 +420,11 @@ def test_rounds_that_no_recipe_tells_are_refused(finished_run: Path, tmp_path: P
         recorder = Recorder(tmp_path / "recording", recipe=lambda: {"group_size": 1}, resume=True)
         recorder.write(1, changed, config=config)
 
-    with pytest.raises(RunError, match="the strategy sends clients different models, which no recipe tells"):
+    with pytest.raises(RunError, match="the strategy sends clients different models, which no recipe contains"):
         record(updates[0], replace(updates[1], before=other))
     with pytest.raises(RunError, match="client 0 sends more than one update"):
         record(replace(updates[0], message=2))
-    with pytest.raises(RunError, match="the strategy sends clients different lr, which no recipe tells"):
+    with pytest.raises(RunError, match="the strategy sends clients different lr, which no recipe contains"):
         record(updates[0], config={"differs-by-client": "lr"})
     assert list((tmp_path / "recording").iterdir()) == []
     record(updates[0])

@@ -104,9 +104,9 @@ class PropertyEvaluator(Evaluator[PropertyPresence]):
 
     def judge(self, finding: PropertyPresence, about: FindingMetadata, context: EvaluationContext) -> Judgement:
         """Score messages and clients, see `score_messages` and `score_clients`."""
-        truth, victim = self.truth(finding, about, context.case), int(about["victim"])
-        _check_messages_were_sent(finding, context)
         experiment = context.case.require_experiment()
+        _check_messages_were_sent(finding, context)
+        truth, victim = self.truth(finding, about, context.case), int(about["victim"])
         of_victim = finding.clients == victim
         if not of_victim.any():
             raise DataError(f"truth: the attack scores no message of client {victim}, whom it is about")

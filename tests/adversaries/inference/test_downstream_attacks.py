@@ -752,7 +752,7 @@ def test_weights_that_are_nan(attack: Attack, record: Record) -> None:
 def test_a_model_whose_outputs_overflow(record: Record) -> None:
     huge = {name: torch.full_like(tensor, 3e38) for name, tensor in copy_state(classifier()).items()}
     transcript = record([message(1, 0, huge, huge)])
-    with refused("client 0, model source last-returned: the model makes NaN or infinite values"):
+    with refused("client 0, model source last-returned: the model outputs NaN or infinite values"):
         run_attack(ModelAttributeInference(), transcript, ABOUT_TABLE)
 
 

@@ -103,6 +103,6 @@ def test_a_message_that_nobody_sent_is_named_and_not_scored() -> None:
         def header(self, number: int) -> Any:
             return SimpleNamespace(find_reply=lambda client: None if (client, number) == (3, 2) else object())
 
-    context: Any = SimpleNamespace(transcript=Recorded())
+    context: Any = SimpleNamespace(transcript=Recorded(), case=SimpleNamespace(require_experiment=object))
     with pytest.raises(DataError, match="client 3: sent nothing in round 2, which the attack scores"):
         PropertyEvaluator().judge(PropertyPresence(**CLAIM), {"victim": 3}, context)
