@@ -46,20 +46,20 @@ papers that its run used.
 WRITTEN = "<!-- Written by `python docs/paper_pages.py`; words are in {}.md.j2, figures in fedsim/api/reproduce. -->\n"
 HEAD = """# Reproduction of published figures
 
-Each page has a paper's tables and figures, as far as data at hand allow for them: what it prints, what we got, the
-difference, and a verdict by a tolerance that was written down with the paper's figures. **Met** means the paper's up
-to the tolerance; *above* is better by more than that, which points to another setting and is no reproduction;
-**missed** stays here, with the reason as far as we know it; *not comparable* are figures
-whose setting differs by too much, and the page says in what. Every result has the command that makes it again.
+Each page has a paper's tables and figures, as far as the available data allow: the published figure, ours, the
+difference, and a verdict by a tolerance that was written down with the published figure. **Met** means equal up to the
+tolerance. *Above* means better by more than the tolerance, which points to another setting and is no reproduction.
+**Missed** figures are kept, with the reason as far as we know it. *Not comparable* are figures whose setting differs by
+too much; the page says how. Every result has the command that repeats it.
 
-`fedsim reproduce` lists the same tables, `fedsim reproduce PAPER/TABLE` shows one, and with `--scale quick` or `full`
-runs it; what was run before is not run again. The other tables are made by a study of `studies/`. Where files that only
-an older commit has made figures, their page names the commit.
+`fedsim reproduce` lists the same tables, `fedsim reproduce PAPER/TABLE` shows one and, with `--scale quick` or `full`,
+runs it; finished runs are not repeated. The other tables are made by a study of `studies/`. If figures come from files
+that only an older commit has, their page names the commit.
 
 **All {count} quick runs together take about {minutes} minutes of one core, the longest {longest}**, and less on two
-cores, which make cells side by side. Aimed at are two hours on two cores, and 15 minutes for each. These are sums
-of processor time (user and system) on a shared EPYC of two cores, without a GPU, as are the times of scripts; those
-of full runs are estimates from it. A machine that is busy with other things takes longer by the clock.
+cores, which run cells in parallel. The targets are two hours on two cores, and 15 minutes for each. These are sums of
+processor time (user and system) on a shared EPYC of two cores, without a GPU, as are the times of scripts; those of
+full runs are estimates from it. Wall time on a busy machine is longer.
 """
 TABLES = [(name, table) for name, paper in read_papers().items() for table in paper.table]
 Found = Mapping[tuple[str, str], FigureComparison]
