@@ -14,6 +14,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+import stat
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from pathlib import Path
@@ -100,6 +101,8 @@ def load_cached(plugin: Any, sources: Iterable[Path], parse: Callable[[], Datase
             temporary = Path(private_folder) / path.name
             with replace_atomically(temporary) as unfinished:
                 _write_dataset(dataset, unfinished)
+            if not _may_everybody_read(sources):
+                temporary.chmod(0o600)
             # Mapped before others may remove it; later readers share the same pages.
             mapped = _read_dataset(temporary)
             temporary.replace(path)
@@ -107,6 +110,20 @@ def load_cached(plugin: Any, sources: Iterable[Path], parse: Callable[[], Datase
         log.warning("%s: the parsed data are not kept (%s); set FEDSIM_CACHE to a folder with room", path, error)
         return dataset
     return mapped
+
+
+def _may_everybody_read(sources: Iterable[Path]) -> bool:
+    """Return whether permissions keep no user of the machine from the files and the folders that they are in."""
+    folders: set[Path] = set()
+    for source in sources:
+        path = source.resolve()
+        if not path.stat().st_mode & stat.S_IROTH:
+            return False
+        folders.update(path.parents)
+    shared_mode = stat.S_IXOTH
+    for folder in folders:
+        shared_mode &= folder.stat().st_mode
+    return shared_mode != 0
 
 
 def _cache_key(plugin: Any, sources: Iterable[Path]) -> str:

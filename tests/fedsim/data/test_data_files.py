@@ -247,6 +247,21 @@ def test_a_cache_that_cannot_be_written_is_no_obstacle(
     assert "set FEDSIM_CACHE to a folder with room" in caplog.text
 
 
+@pytest.mark.parametrize(("closed", "mode"), [("", 0o644), ("file", 0o600), ("folder", 0o600)])
+def test_whom_a_source_is_kept_from_cannot_read_its_copy_in_the_cache(
+    closed: str, mode: int, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "parents", property(lambda path: [path.parent]))  # pytest's own folder is closed
+    source.parent.chmod(0o700 if closed == "folder" else 0o755)
+    source.chmod(0o640 if closed == "file" else 0o644)
+    earlier = os.umask(0o022)
+    try:
+        load_cached(Counting(), [source], Parser(source))
+    finally:
+        os.umask(earlier)
+    assert entry().stat().st_mode & 0o777 == mode
+
+
 def test_an_error_of_the_parser_leaves_nothing_behind(source: Path) -> None:
     def broken(path: Path) -> Dataset:
         raise DataError(f"{path}: is damaged")
