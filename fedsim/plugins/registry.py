@@ -439,9 +439,11 @@ def _keys_in(complaint: ErrorDetails, tables: Any) -> list[str]:
     *_, last = complaint["loc"] or [None]
     for part in complaint["loc"]:
         is_missing = part is last and complaint["type"] == "missing"
-        if isinstance(part, str) and isinstance(tables, Mapping) and (part in tables or is_missing):
+        # Python may hand over a table whose keys are integers, such as ids of clients; pydantic reads them as text.
+        table = dict(zip(map(str, tables), tables.values(), strict=True)) if isinstance(tables, Mapping) else {}
+        if isinstance(part, str) and isinstance(tables, Mapping) and (part in table or is_missing):
             keys.append(part)
-            tables = tables.get(part)
+            tables = table.get(part)
         elif isinstance(part, int) and isinstance(tables, Sequence):
             keys.append(str(part))
             tables = _item_or_none(tables, part)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,7 @@ class Settings:
     rate: float = 0.5
     shape: tuple[int, ...] = ()
     ends: tuple[float, float] = (0.0, 1.0)
+    counts: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.count < 0:
@@ -106,6 +107,7 @@ class Plain:
         (Settings, {"rate": "fast"}, "here.rate: input should be a valid number, got 'fast'"),
         (Settings, {"shape": [1, 2.5]}, "here.shape.1: input should be a valid integer, got 2.5"),
         (Settings, {"ends": [1.0]}, "here.ends.1: field required, got [1.0]"),
+        (Settings, {"counts": {3: "x"}}, "here.counts.3: input should be a valid integer, got 'x'"),
         (Settings, {"count": -1}, "here: count: expected at least 0"),
         (Plain, {"b": "y"}, "here: 'it' needs a, which is not set"),
         (Plain, {"a": -1}, "here: 'it' refuses these settings: a is negative"),
