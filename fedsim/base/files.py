@@ -112,6 +112,10 @@ def write_remedy(error: Exception) -> str:
     number = getattr(error, "errno", None)  # safetensors' own errors have none
     if number in (errno.ENOENT, errno.ENOTDIR):  # removed or renamed meanwhile
         return "put its folder back"
+    if number in (errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY):
+        return "move what is there"
+    if number == errno.ENAMETOOLONG:
+        return "choose a shorter path"
     return "fix its permissions" if number in (errno.EACCES, errno.EPERM, errno.EROFS) else "make room"
 
 

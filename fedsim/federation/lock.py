@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import logging
@@ -14,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fedsim.base.errors import ConfigError, FedsimError, RunError
-from fedsim.base.files import check_no_link
+from fedsim.base.files import check_no_link, write_remedy
 
 NAME = "lock"
 log = logging.getLogger(__name__)
@@ -48,8 +47,7 @@ def lock_folder(folder: Path, owner: object = None, *, wait: bool = False) -> It
         reason = getattr(error, "strerror", None) or error
         remedy = "choose another --out"
         if folder.is_dir():
-            is_full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
-            remedy = f"{'make room' if is_full else 'fix its permissions'}, or copy it elsewhere"
+            remedy = f"{write_remedy(error)}, or copy it elsewhere"
         raise RunError(f"{folder}: cannot be written ({reason}); {remedy}") from error
     if descriptor is None:
         yield False

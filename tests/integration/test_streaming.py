@@ -306,7 +306,7 @@ def test_a_disk_that_is_full_of_waiting_replies_ends_the_run_and_keeps_the_earli
 
     monkeypatch.setattr(LazyArray, "move_to_file", full)
     config = make_tiny_config(federation={"rounds": 3})
-    with pytest.raises(RunError, match="no room for the updates of this round") as caught:
+    with pytest.raises(RunError, match="the updates of this round cannot be written") as caught:
         run_serial(config, tmp_path / "run")
     assert "\n" not in str(caught.value)
     assert Transcript(tmp_path / "run").rounds == [1]

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.base.errors import RunError
-from fedsim.base.files import read_all, write_parts
+from fedsim.base.files import read_all, write_parts, write_remedy
 from fedsim.recording.payloads import Payload, State, is_encoded
 
 _RecordT = TypeVar("_RecordT", ArrayRecord, MetricRecord, ConfigRecord)
@@ -157,8 +157,8 @@ class ReplySpool:
                 array.move_to_file(self._file)
         except OSError as error:
             raise RunError(
-                f"{self._folder}: no room for the updates of this round ({error.strerror}); "
-                "the rounds before it are kept, make room and resume the run"
+                f"{self._folder}: the updates of this round cannot be written ({error.strerror}); "
+                f"the rounds before it are kept, {write_remedy(error)} and resume the run"
             ) from error
 
     def _release(self, record_id: int) -> None:

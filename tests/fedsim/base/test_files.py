@@ -91,6 +91,8 @@ def test_parts_are_written_whole_in_their_order_however_little_the_system_takes(
         (errno.EACCES, "fix its permissions"),
         (errno.EROFS, "fix its permissions"),
         (errno.ENOENT, "put its folder back"),
+        (errno.EISDIR, "move what is there"),
+        (errno.ENAMETOOLONG, "choose a shorter path"),
     ],
 )
 def test_the_remedy_of_a_file_that_cannot_be_written_fits_the_reason(

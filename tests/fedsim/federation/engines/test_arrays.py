@@ -268,7 +268,7 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(fedsim.federation.engines.arrays, "write_parts", full)
-    with pytest.raises(RunError, match=r"no room for the updates of this round \(No space left on device\)") as caught:
+    with pytest.raises(RunError, match=r"the updates of this round cannot be written \(No space") as caught:
         parking.store(second)
     assert "\n" not in str(caught.value)
     assert "None" not in str(caught.value)
