@@ -2,7 +2,7 @@
 
 A server averages what clients reply, so the next model tells whether w_t and the replies are read as they were meant.
 Where they are not, attacks find nothing, and the clients look safe. Server optimisers move the model by other lengths
-and in other metrics, but never against what all clients did.
+and in other metrics, but never against what most clients did in the first round.
 """
 
 from __future__ import annotations
@@ -42,17 +42,23 @@ def describe_misread_round(transcript: Transcript, number: int) -> str:
         round_moves = _read_moves(transcript, number)
         if round_moves is None:
             return ""
-        after, later = (_read_broadcast(transcript, number + distance) for distance in (1, 2))
-        stays = _stays_the_same(transcript, number)
+        before, after, later = (_read_broadcast(transcript, number + distance) for distance in (-1, 1, 2))
+        stays = not round_moves.are_gradients and _stays_the_same(transcript, number)
+        opposed = after is not None and round_moves.is_opposed_by(after) and _began_opposite(transcript)
     except FedsimError:  # whoever needs them says so
         return ""
-    reason = round_moves.describe_early_mean()
+    reason = round_moves.describe_early_mean(before if after is None else after)
     if not reason and stays:
         reason = (
             "all later rounds begin with the same model, though clients moved; where the server aggregates, what is "
             "recorded as sent is not what was sent, and moves are read from the wrong model"
         )
-    elif not reason and after is not None:
+    elif not reason and opposed:
+        reason = (
+            "the next model went the opposite way of the replies as they are read; see that [app] replies says "
+            "what clients send: a delta w_T - w_t, or a gradient, which the server subtracts"
+        )
+    elif not reason and after is not None and later is not None:
         reason = round_moves.describe_following(after, later)
     return f"round {number}: {reason}" if reason else ""
 
@@ -64,35 +70,48 @@ class _RoundMoves:
     Attributes:
         before: w_t.
         means: mean of the moves, with equal weights and by N; of gradients, the negative mean.
+        mean_direction: mean of the moves, each of length 1.
         longest: length of the longest move.
-        are_weights: whether clients sent weights or deltas, all of which were read.
+        are_whole: whether these are all replies of several clients.
+        are_gradients: whether clients sent gradients, in place of weights or deltas.
     """
 
     before: State
     means: Sequence[_Move]
+    mean_direction: _Move
     longest: float
-    are_weights: bool
+    are_whole: bool
+    are_gradients: bool
 
-    def describe_early_mean(self) -> str:
-        """Say that w_t is the mean of the replies, so that it was written after the aggregation."""
-        if not self.are_weights or min(map(_length, self.means)) > _EQUAL * self.longest:
+    def describe_early_mean(self, neighbour: State | None) -> str:
+        """Say that w_t is the mean of the replies, so that it was written after the aggregation.
+
+        Args:
+            neighbour: the model of the next round or the one before. Where it is the same, training has converged, and
+                clients move from w_t in all directions.
+        """
+        if not self.are_whole or self.are_gradients or min(map(_length, self.means)) > _EQUAL * self.longest:
+            return ""
+        if neighbour is not None and _length(self._move_to(neighbour)) < _OTHER * self.longest:
             return ""
         return (
             "what is recorded as sent is the mean of what clients answered to it, as where it is written after the "
             "server aggregated, so that each move is read from the wrong model; write it when it is sent"
         )
 
-    def describe_following(self, after: State, later: State | None) -> str:
-        """Say how the model after the round, or the one after that, contradicts the replies."""
+    def is_opposed_by(self, after: State) -> bool:
+        """Return whether the model after the round is in the opposite direction of what clients did.
+
+        Of few clients that move far, as poisoned ones, a robust server goes another way; but not of most of them.
+        """
         step = self._move_to(after)
-        if not _length(step):
+        return max(_cosine(step, mean) for mean in (*self.means, self.mean_direction)) <= _AGAINST
+
+    def describe_following(self, after: State, later: State) -> str:
+        """Say how the model after the round, and the one after that, contradict the replies."""
+        if not _length(self._move_to(after)):
             return ""  # a server may wait for more replies, or refuse these
-        if max(_cosine(step, mean) for mean in self.means) <= _AGAINST:
-            return (
-                "the next model went the opposite way of the replies as they are read; see that [app] replies says "
-                "what clients send: a delta w_T - w_t, or a gradient, which the server subtracts"
-            )
-        if later is None or not self.are_weights:
+        if not self.are_whole or self.are_gradients:
             return ""
         distances = [
             min(_length(_subtract(self._move_to(model), mean)) / _length(mean) for mean in self.means)
@@ -129,13 +148,24 @@ def _read_moves(transcript: Transcript, number: int) -> _RoundMoves | None:
     scale = _length({name: before[name].double() for name in names})
     if not all(map(math.isfinite, lengths)) or max(lengths) <= _ROUNDING * scale:  # nobody trained, say
         return None
-    is_whole = len(updates) == len(header.replies) > 1 and not header.failures
     return _RoundMoves(
         before=before,
         means=means,
+        mean_direction=_mean(moves, [1 / length if length else 0.0 for length in lengths]),
         longest=max(lengths),
-        are_weights=is_whole and all(update.gradient is None for update in updates),
+        are_whole=len(updates) == len(header.replies) > 1 and not header.failures,
+        are_gradients=any(update.gradient is not None for update in updates),
     )
+
+
+def _began_opposite(transcript: Transcript) -> bool:
+    """Return whether the model after the first round is in the opposite direction of what clients did.
+
+    Momentum of a server may carry it there in a later round.
+    """
+    first = transcript.rounds[0]
+    moves, after = _read_moves(transcript, first), _read_broadcast(transcript, first + 1)
+    return moves is not None and after is not None and moves.is_opposed_by(after)
 
 
 def _stays_the_same(transcript: Transcript, number: int) -> bool:

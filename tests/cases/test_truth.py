@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 import fedsim
 from clients.defenses.update_noise import UpdateNoise
 from fedsim.audit.audit import open_audit
-from fedsim.audit.evaluation.doubts import raise_doubt
+from fedsim.audit.evaluation.doubts import collect_doubts, raise_doubt
 from fedsim.audit.evaluation.evaluator import EvaluationContext
 from fedsim.audit.evaluation.foreign_recording import ForeignRecording
 from fedsim.audit.evaluation.measurements import measure_claims
@@ -343,6 +343,24 @@ def test_messages_that_were_rounded_contradict_nothing(tmp_path: Path) -> None:
         return {name: (start[name] + 1e-4 * move).half().float() - start[name] for name, move in moves.items()}
 
     assert complaint_of_right_file(tmp_path, train_little, **TRAINING | {"batch_size": 6}) == ""
+
+
+@pytest.mark.parametrize("is_noisy", [False, True])
+def test_later_models_put_no_message_in_doubt_that_the_truth_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_noisy: bool
+) -> None:
+    monkeypatch.setattr("fedsim.audit.evaluation.truth_fit.describe_misread_round", lambda *_: "round 1: it is odd")
+    noise = torch.Generator().manual_seed(0)
+
+    def add_noise(moves: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {
+            name: move + is_noisy * move.norm() * torch.randn(move.shape, generator=noise)
+            for name, move in moves.items()
+        }
+
+    with collect_doubts() as doubts:
+        complaint_of_right_file(tmp_path, add_noise, **TRAINING | {"batch_size": 6})
+    assert ("round 1: it is odd" in doubts) == is_noisy
 
 
 @pytest.mark.parametrize(("share", "is_refused"), [(1.0, False), (3.0, True)])

@@ -92,19 +92,20 @@ def find_complaint(finding: Finding, about: FindingMetadata, context: Evaluation
     try:
         truth = context.case.truth(int(victim), None, group_members(about))
         message = read_attacked_update(about, context)
-        _doubt_round(about, context)
     except FAILURES:  # whoever needs them says so
-        return ""
+        truth = message = None
     if truth is None or truth.answers:
+        _doubt_round(about, context)
         return ""
     if complaint := _describe_lacking_members(truth, about, context):
         return complaint
     _doubt_size(finding, truth, about, context)
-    if truth.has_tokens or message is None:
-        return ""
-    retraining = retrain(message, truth, about, context)
-    if retraining is not None and retraining.fits:
+    retraining = None if truth.has_tokens or message is None else retrain(message, truth, about, context)
+    if retraining is not None and retraining.fits:  # so that w_t and the reply are read rightly
         warn_of_length(retraining, victim)
+        return ""
+    _doubt_round(about, context)
+    if truth.has_tokens or message is None:
         return ""
     _doubt_channels(message, truth, victim, context)
     reads_examples = isinstance(finding, Reconstruction | LabelDistribution)
@@ -146,7 +147,10 @@ def _doubt_round(about: FindingMetadata, context: EvaluationContext) -> None:
     reasons: dict[int, str] = context.cached_values.setdefault("misread rounds", {})
     number = first_round(about)
     if number not in reasons:
-        reasons[number] = describe_misread_round(context.transcript, number)
+        try:
+            reasons[number] = describe_misread_round(context.transcript, number)
+        except FAILURES:  # whoever needs the transcript says so
+            reasons[number] = ""
     if reasons[number]:
         raise_doubt(reasons[number])
 

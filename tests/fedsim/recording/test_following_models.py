@@ -99,6 +99,48 @@ def test_nothing_is_said_of_what_a_server_does(name: str, tmp_path: Path) -> Non
     assert describe(tmp_path, **SOUND[name]) == ""
 
 
+def write_rounds(folder: Path, models: Sequence[Tensor], moves: Sequence[Sequence[Tensor]]) -> Transcript:
+    """Record rounds of clients that send weights."""
+    recorder = Recorder(folder)
+    for number, (before, round_moves) in enumerate(zip(models, moves, strict=True), 1):
+        replies = enumerate(round_moves)
+        recorder.write(
+            number,
+            [build_update({"w": before}, {"w": before + move}, round=number, client=one) for one, move in replies],
+        )
+    return Transcript(folder)
+
+
+def test_momentum_that_overshoots_is_no_reversed_sign(tmp_path: Path) -> None:
+    target, models, velocity = torch.ones(20), [torch.zeros(20)], torch.zeros(20)
+    moves = list[list[Tensor]]()
+    for _ in range(12):
+        move = 0.3 * (target - models[-1])
+        velocity = 0.9 * velocity + move
+        moves.append([0.9 * move, 1.1 * move])
+        models.append(models[-1] + velocity)
+    transcript = write_rounds(tmp_path, models[:-1], moves)
+    assert [describe_misread_round(transcript, number) for number in transcript.rounds] == [""] * 12
+
+
+def test_clients_that_pull_a_converged_model_apart_are_no_late_w_t(tmp_path: Path) -> None:
+    model, pull = torch.ones(20), torch.linspace(-1, 1, 20)
+    transcript = write_rounds(tmp_path, [model, model + 1e-4, model + 2e-4], [[pull, 1e-4 - pull]] * 3)
+    assert [describe_misread_round(transcript, number) for number in (1, 2, 3)] == [""] * 3
+
+
+def test_a_robust_server_may_go_against_one_client_that_moves_far(tmp_path: Path) -> None:
+    move = torch.linspace(1, 2, 20)
+    models = [number * move for number in range(3)]
+    transcript = write_rounds(tmp_path, models, [[move, 1.01 * move, -10 * move]] * 3)
+    assert describe_misread_round(transcript, 1) == describe_misread_round(transcript, 2) == ""
+
+
+def test_gradients_of_one_model_may_all_be_of_it(tmp_path: Path) -> None:
+    fixed = {"written": lambda models, number: models[0], "replies": "gradient", "sent": lambda model, move: -move}
+    assert describe(tmp_path, **fixed) == ""
+
+
 MISREAD: dict[str, tuple[dict[str, Any], str]] = {
     "w_t after the aggregation": ({"written": lambda models, number: models[number]}, "is the mean of what clients"),
     "w_t a round old": ({"written": lambda models, number: models[max(0, number - 2)]}, "is a round old"),
