@@ -362,6 +362,26 @@ def test_inspect_says_what_is_recorded_and_its_hash(call: Call, home: Path, run:
     assert first.stdout == again.stdout
 
 
+def test_the_table_of_scores_leaves_reasons_of_doubt_to_the_answer_below_it() -> None:
+    from fedsim.cli.work_shown import score_table
+    from fedsim.report.verdicts import score_readings
+
+    row = {"attack": "mine", "metric": "psnr", "variant": "", "settings": "{}", "granted": "", "round": 1}
+    row |= {"missing": "", "instrument": "", "ceiling": math.nan, "nearest_public": math.nan, "higher_is_better": True}
+    row |= {
+        "examples": 8,
+        "floor": 9.0,
+        "floor_guess": "mid-grey",
+        "value": 12.0,
+        "doubt": "its claims are odd; claim x",
+    }
+    screen = Console(width=200, file=io.StringIO())
+    screen.print(score_table("mine", score_readings([row | {"victim": victim} for victim in range(6)], {})))
+    text = screen.file.getvalue()  # type: ignore[attr-defined]
+    assert "in doubt for 6 findings" in text
+    assert "odd" not in text
+
+
 def test_the_scores_in_the_terminal_carry_the_verdict_of_the_page_in_80_columns() -> None:
     from fedsim.cli.work_shown import score_table
     from fedsim.report.verdicts import score_readings

@@ -68,8 +68,8 @@ def doubt_units(claimed: Tensor, true: Tensor, where: str) -> None:
     offset = float(second.mean()) - factor * float(first.mean())
     if _mean_square(factor * first + offset - second) <= _NEARER * error:
         raise_doubt(
-            "%s: %.2g times the claimed values, %+.2g, is much nearer to the true ones than they are themselves, so "
-            "that they seem to be in another unit; claim (inputs - low) / (high - low) by value_range",
+            "%s: multiplied by %.2g and shifted by %.2g, the claimed values are much nearer to the true ones than as "
+            "they are, so they seem to be in another unit; claim (inputs - low) / (high - low) by value_range",
             *(where, factor, offset),
         )
 

@@ -28,7 +28,7 @@ OTHER_UNITS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "divided twice": (lambda x: x / 255, "in another unit"),
     "standardised": (lambda x: ((x - 0.5) / 0.25).clamp(0, 1), "in another unit"),
     "inputs in [-1, 1]": (lambda x: (2 * x - 1).clamp(0, 1), "in another unit"),
-    "negatives": (lambda x: 1 - x, "-1 times the claimed values, +1, is much nearer"),
+    "negatives": (lambda x: 1 - x, "multiplied by -1 and shifted by 1, the claimed values are"),
     "channels in reverse": (lambda x: x.flip(1), "channels in reverse order"),
 }
 
@@ -77,6 +77,6 @@ def test_a_tint_is_no_reversed_order_of_channels() -> None:
 
 def test_a_score_in_doubt_says_so_once_below_its_table() -> None:
     scores = fedsim.score(1 - SMOOTH, SMOOTH)
-    assert scores.doubt.startswith("score: claimed: -1 times the claimed values")
+    assert scores.doubt.startswith("score: claimed: multiplied by -1 and shifted by 1")
     assert repr(scores).count("in doubt") == scores._repr_html_().count("in doubt") == 1
     assert fedsim.score(SMOOTH, SMOOTH).doubt == ""
