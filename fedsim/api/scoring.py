@@ -75,7 +75,7 @@ class ClaimScores(Mapping[str, Score]):
             floor = "–" if math.isnan(row["floor"]) else f"{row['floor']:.4g} {row['floor_guess']}"
             table.add_row(row["metric"], value, floor, ": ".join(filter(None, (row["verdict"], row["why"]))))
         text = StringIO()
-        console = Console(file=text, width=_WIDTH, markup=False, highlight=False, color_system=None)
+        console = Console(file=text, width=_WIDTH, markup=False, emoji=False, highlight=False, color_system=None)
         console.print(table)
         if self.doubt:
             console.print(self._doubt_sentence)

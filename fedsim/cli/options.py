@@ -34,7 +34,7 @@ class Sentence(logging.Formatter):
         return strip_control_characters(record.getMessage())
 
 
-console = _Screen()
+console = _Screen(emoji=False)  # `mine:A: failed` names a class, not the letter A in a box
 _MAX_LETTERS = 10_000
 """Most letters of a sentence that are shown."""
 Overrides = Annotated[
