@@ -115,7 +115,7 @@ class EvaluationDesign:
     ) -> dict[str, Any]:
         """Return `changes` as tables of this file: in a sweep, as further values of axes.
 
-        What is no value of an axis becomes a case called `title`.
+        What is no value of an axis becomes a case called `not title`, since it avoids the pitfall.
 
         Args:
             further: changes of other cells of a sweep, which become values of their own.
@@ -137,7 +137,7 @@ class EvaluationDesign:
                     _set_nested(case, key, value)
             if case:
                 cases = axes.get(CASE, [{"label": "as it is"}])
-                label = title if number == 1 else f"{title} {number}"
+                label = f"not {title}" if number == 1 else f"not {title} {number}"
                 # The changes suit the first cell, which has the first case.
                 axes[CASE] = [*cases, _merge_tables(cases[0], case) | {"label": label}]
                 changed[CASE] = None

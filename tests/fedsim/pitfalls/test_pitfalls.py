@@ -280,7 +280,7 @@ def test_a_sweep_keeps_the_cases_that_it_has() -> None:
     [pitfall] = [item for item in fedsim.lint(merge(EXPERIMENT, sweep_over(case=[case]))) if item.name == "iid-only"]
     first, second = tomllib.loads(pitfall.counter_experiment)["sweep"]["axes"]["case"]
     assert first == case
-    assert second["label"] == "iid-only"
+    assert second["label"] == "not iid-only", "it names what the row is, not the pitfall that it avoids"
     assert second["federation"] == case["federation"]
 
 
