@@ -14,7 +14,7 @@ from fedsim.interfaces.knowledge import Knowledge
 from fedsim.inversion.batch_norm import copy_with_batch_statistics
 from fedsim.inversion.labels.last_layer import output_layer
 from fedsim.training.features import forward_with_features, outputs_with_features
-from fedsim.training.first_layer import find_first_layer
+from fedsim.training.first_layer import InputLayer, find_first_layer
 from fedsim.training.modes import normalise_by_instance
 
 
@@ -52,9 +52,10 @@ def outputs_of_instances(network: nn.Module) -> Tensor:
     return outputs
 
 
+FIRST_LAYER = InputLayer("body.weight", bias_is_used_once=True)
 HOOKS: dict[str, Callable[[nn.Module], Tensor]] = {
     "output layer": lambda network: output_layer(network.eval(), INPUTS)[1],
-    "first layer": lambda network: torch.tensor(find_first_layer(network.eval(), INPUTS) == "body.weight"),
+    "first layer": lambda network: torch.tensor(find_first_layer(network.eval(), INPUTS) == FIRST_LAYER),
     "features": lambda network: forward_with_features(network.eval(), INPUTS)[1],
     "replaced features": lambda network: outputs_with_features(network.eval(), INPUTS, lambda x, _: 2 * x),
     "batch statistics": lambda network: copy_with_batch_statistics(network.eval())(INPUTS),
@@ -68,6 +69,7 @@ def test_hooks_see_what_layers_are_given_by_keyword(name: str) -> None:
     by_position, by_keyword = (HOOKS[name](Network(by_keyword)) for by_keyword in (False, True))
     torch.testing.assert_close(by_keyword, by_position)
     assert name != "tested examples" or by_keyword.tolist() == [3, 0]
+    assert name != "first layer" or by_keyword
 
 
 class Texts(nn.Module):
