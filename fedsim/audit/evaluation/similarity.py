@@ -53,6 +53,11 @@ class SimilarityAtBroadcast(Metric):
     higher_is_better = False
     evidence = "none"
     meaning = "fit of the claims to the message, not leakage"
+    explanations = (
+        "L_sim is one minus the cosine between the update and the gradient of the claims at w_t; “best on the line” is "
+        "its smallest value on the line from w_t to w_T. Near 0, the claims explain the message, whether or not they "
+        "resemble the victim's examples.",
+    )
 
     @property
     def best_value(self) -> float | None:
