@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from fedsim.base.errors import ConfigError, FedsimError, join_first
+from fedsim.base.errors import ConfigError, FedsimError, join_first, number_of
 from fedsim.federation import lock
 from fedsim.federation.build import Experiment
 from fedsim.federation.open_run import OpenRun
@@ -55,7 +55,8 @@ class Verdict:
         name = f"run {self.manifest.run}: "
         if self.differences:
             return name + f"not as it was written: {'; '.join(self.differences)}"
-        counts = f"{len(self.manifest.rounds)} rounds and {len(self.manifest.files)} files match {MANIFEST_FILE}"
+        files = number_of(len(self.manifest.files), "file")
+        counts = f"{number_of(len(self.manifest.rounds), 'round')} and {files} match {MANIFEST_FILE}"
         return f"{name}{counts}, {self.remark}"
 
 

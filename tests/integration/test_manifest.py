@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from fedsim.audit.finding_files import load_finding, save_finding
 from fedsim.base.errors import ConfigError, RunError
 from fedsim.federation import lock
 from fedsim.federation.config import Config
-from fedsim.federation.integrity import compare_with_manifest
+from fedsim.federation.integrity import Verdict, compare_with_manifest
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import read_rows
 from fedsim.federation.states import TrainingStates
@@ -498,3 +499,9 @@ def test_an_edited_seed_is_not_scored_against_other_data(run: Path, call: Callab
     with pytest.raises(ConfigError, match=r"federation\.seed: the run was made with 3"):
         OpenRun(run).read_experiment()
     assert call("attack", run)[0] == 2
+
+
+def test_one_round_and_one_file_are_counted_in_the_singular() -> None:
+    noted = SimpleNamespace(run="0a1b", rounds={1: "hash"}, files={"scores.csv": "hash"})
+    verdict = Verdict(manifest=noted, differences=[], remark="unsigned")  # type: ignore[arg-type]
+    assert verdict.text == "run 0a1b: 1 round and 1 file match manifest.json, unsigned"
