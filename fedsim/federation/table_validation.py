@@ -50,6 +50,9 @@ def validate_tables(kind: type[_T], tables: Mapping[str, Any], where: str) -> _T
             complaint = f"unknown key, {did_you_mean(path[-1], known_keys)}"
         elif first["type"] == "list_type" and isinstance(first["input"], dict) and len(path) == len(first["loc"]):
             complaint = f"this is a list of tables; write [[{path[-1]}]]"
+        elif first["type"] == "bool_type" and len(path) > 2 and path[-1] in _field_names(kind, first["loc"][:-2]):
+            # `adversary.knowledge.auxiliary` grants records, and `adversary.auxiliary` says how many.
+            complaint += f"; true grants it, and {'.'.join([*path[:-2], path[-1]])} says how many"
         keys = [".".join(name_tables(path, tables))] if path else []
         raise ConfigError(": ".join([where, *keys, complaint])) from error
 

@@ -93,6 +93,7 @@ def build(path: Path, *overrides: str) -> Config:
         ("adversary.victims=everyone", "adversary.victims: input should be a list or 'all', got 'everyone'"),
         ("adversary.victims=[1.5]", "adversary.victims.0: input should be a valid integer, got 1.5"),
         ("adversary.knowledge.batch_size=2.5", "input should be a valid boolean or a valid integer, got 2.5"),
+        ("adversary.knowledge.auxiliary=500", "got 500; true grants it, and adversary.auxiliary says how many"),
         ("attack.sme.iterations=1e2", "attack.sme.iterations: input should be a valid integer, got 100.0"),
         ("attack.sme.signed=1", "attack.sme.signed: input should be a valid boolean, got 1"),
         ("model.hidden=[16, 'a']", "model.hidden.1: input should be a valid integer, got 'a'"),
