@@ -35,7 +35,7 @@ from fedsim.report.sweep_groups import (
 from fedsim.report.sweep_lead import ONLY_SETTING, SettingRow, write_lead
 from fedsim.report.trade_off import strongest_attacks
 from fedsim.report.undefended_leaks import explain_no_leak, find_main_metric
-from fedsim.report.verdicts import LEAKS, ScoreReading
+from fedsim.report.verdicts import LEAKS, NOT_JUDGED, ScoreReading
 
 _PROMISES = ((1.0, "strong"), (10.0, "weak"), (1000.0, "hardly any"), (math.inf, "none"))
 """How much protection an epsilon up to each of these promises."""
@@ -195,8 +195,8 @@ def _leak_verdict(rows: Sequence[Row]) -> tuple[str, str, list[ScoreReading]]:
         texts = [f"{attack}, by {enumerate_words(metrics)}" for attack, metrics in metrics_by_attack.items()]
         return LEAKS, "; ".join(texts), leaking
     if not readings:
-        return "not judged", "", []
-    first = readings[0]
+        return NOT_JUDGED, "", []
+    first = min(readings, key=lambda reading: reading.verdict == NOT_JUDGED)
     return (
         first.verdict,
         f"{first.summary.attack}, by {describe_metric(first.summary.metric).title}: {first.remark}",

@@ -10,7 +10,7 @@ from fedsim.report.adaptive import HOLDS, NOT_CONCLUDED, ONLY_NAIVE
 from fedsim.report.attack_outcomes import AttackOutcome
 from fedsim.report.defense_outcomes import NOTHING, WEAKENS, DefenseOutcome
 from fedsim.report.summary import enumerate_words
-from fedsim.report.verdicts import UNDECIDED
+from fedsim.report.verdicts import NOT_JUDGED, UNDECIDED
 
 ONLY_SETTING = "the only setting"
 """Name of a setting where there is no other."""
@@ -133,9 +133,21 @@ def write_lead(rows: Sequence[SettingRow], warning: str) -> str:
 
 
 def _lead_without_defenses(rows: Sequence[SettingRow]) -> str:
-    leaking = [row.name for row in rows if row.leaking]
     if not rows:
         return ""
+    leaking, unjudged = list[str](), list[str]()
+    for row in rows:
+        if row.leaking:
+            leaking.append(row.name)
+        elif row.verdict == NOT_JUDGED:
+            unjudged.append(row.name)
+    if len(unjudged) == len(rows):
+        return "No attack was judged in any setting, so that nothing is known of leaks."
+    if not leaking and unjudged:
+        return (
+            f"No attack shows a leak in {len(rows) - len(unjudged)} of {len(rows)} settings; in the others none was "
+            f"judged: {_enumerate_settings(unjudged)}."
+        )
     if not leaking:
         return "No attack shows a leak in any setting."
     if len(leaking) == len(rows):

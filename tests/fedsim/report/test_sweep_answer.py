@@ -235,6 +235,15 @@ def test_without_defenses_the_settings_that_leak_are_named() -> None:
     assert answer().lead == ""
 
 
+def test_settings_in_which_no_attack_was_judged_are_not_said_to_keep_data() -> None:
+    def undefended(values: Sequence[float], setting: str, metric: str) -> Rows:
+        return [row | {"control": row["cell"], "metric": metric} for row in make_rows(values, setting)]
+
+    refused, judged = undefended(AT_FLOOR, "refused", ""), undefended(AT_FLOOR, "judged", "psnr")
+    assert answer(refused).lead == "No attack was judged in any setting, so that nothing is known of leaks."
+    assert "in 1 of 2 settings; in the others none was judged: refused." in answer(refused, judged).lead
+
+
 @pytest.mark.parametrize(
     ("epsilon", "word"),
     [(1.0, "strong"), (10.0, "weak"), (20.5, "hardly any"), (6.2e4, "none"), (float("inf"), "none")],
