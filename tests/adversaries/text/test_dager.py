@@ -366,7 +366,7 @@ def largest(slope: Tensor, share: float) -> Tensor:
         ),
         pytest.param(
             lambda name, slope: 0 * slope if name.startswith("blocks.0") else slope,
-            "the input weights of attention did not change in both of the first two blocks, so nothing",
+            "the input weights of attention did not change in both of the first two blocks, so they do not reveal",
             marks=pytest.mark.thorough,
         ),
     ],
