@@ -77,7 +77,7 @@ class Transcript:
         if not recorded_paths:
             raise TranscriptError(
                 f"{folder}: holds no recording{describe_exchanges(run)}; expected {ROUND_FILE.format(1)} "
-                "or the like in it"
+                "or the like in it; rounds in which an app only evaluates are not recorded"
             )
         visible_rounds = sorted(recorded_paths) if rounds is None else sorted(set(rounds))
         for number in visible_rounds:
