@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedsim.base.errors import FedsimError
 from fedsim.recording.transcript import Transcript
-from fedsim.recording.wire_format import State
+from fedsim.recording.wire_format import State, float_norm
 
 _MAX_REPLIES = 16
 """Most replies of a round that are read; so many of all tell the direction."""
@@ -90,9 +90,9 @@ class _RoundMoves:
             neighbour: the model of the next round or the one before. Where it is the same, training has converged, and
                 clients move from w_t in all directions.
         """
-        if not self.are_whole or self.are_gradients or min(map(_length, self.means)) > _EQUAL * self.longest:
+        if not self.are_whole or self.are_gradients or min(map(float_norm, self.means)) > _EQUAL * self.longest:
             return ""
-        if neighbour is not None and _length(self._move_to(neighbour)) < _OTHER * self.longest:
+        if neighbour is not None and float_norm(self._move_to(neighbour)) < _OTHER * self.longest:
             return ""
         return (
             "what is recorded as sent is the mean of what clients answered to it, as where it is written after the "
@@ -109,12 +109,12 @@ class _RoundMoves:
 
     def describe_following(self, after: State, later: State) -> str:
         """Say how the model after the round, and the one after that, contradict the replies."""
-        if not _length(self._move_to(after)):
+        if not float_norm(self._move_to(after)):
             return ""  # a server may wait for more replies, or refuse these
         if not self.are_whole or self.are_gradients:
             return ""
         distances = [
-            min(_length(_subtract(self._move_to(model), mean)) / _length(mean) for mean in self.means)
+            min(float_norm(_subtract(self._move_to(model), mean)) / float_norm(mean) for mean in self.means)
             for model in (after, later)
         ]
         if distances[0] >= _OTHER and distances[1] <= _EQUAL:
@@ -144,8 +144,8 @@ def _read_moves(transcript: Transcript, number: int) -> _RoundMoves | None:
     moves = [{name: -update.pseudo_gradient[name].double() for name in names} for update in updates]
     weights = [[1.0] * len(updates), [float(update.num_examples) for update in updates]]
     means = [_mean(moves, of_replies) for of_replies in weights if sum(of_replies)]
-    lengths = [_length(move) for move in moves]
-    scale = _length({name: before[name].double() for name in names})
+    lengths = [float_norm(move) for move in moves]
+    scale = float_norm({name: before[name].double() for name in names})
     if not all(map(math.isfinite, lengths)) or max(lengths) <= _ROUNDING * scale:  # nobody trained, say
         return None
     return _RoundMoves(
@@ -198,10 +198,6 @@ def _subtract(first: _Move, second: _Move) -> _Move:
 
 
 def _cosine(first: _Move, second: _Move) -> float:
-    lengths = _length(first) * _length(second)
+    lengths = float_norm(first) * float_norm(second)
     product = sum(float((tensor * second[name]).sum()) for name, tensor in first.items())
     return product / lengths if lengths else 0.0
-
-
-def _length(move: _Move) -> float:
-    return math.sqrt(sum(float(tensor.square().sum()) for tensor in move.values()))

@@ -51,7 +51,8 @@ def doubt_units(claimed: Tensor, true: Tensor, where: str) -> None:
             return
     if len(claimed) * len(true) > _MOST_PAIRS:
         return
-    error = _least_error(claimed, true)
+    first, second = _pair_by_error(claimed, true)
+    error = _mean_square(first - second)
     if _are_reversed(claimed, true, error):
         raise_doubt(
             "%s: with their channels in reverse order, as of BGR and RGB, the claims are nearer to the true images "
@@ -81,7 +82,7 @@ def _are_reversed(claimed: Tensor, true: Tensor, error: float) -> bool:
     """
     if claimed.ndim != 4 or claimed.shape[1] != 3 or error < _LEAST_ERROR:
         return False
-    first, second = _pair(claimed.flip(1), true, metrics.image_misfits(claimed.flip(1), true))
+    first, second = _pair_by_error(claimed.flip(1), true)
     if _mean_square(first - second) > _NEARER * error:
         return False
     differences = [images[:, 2] - images[:, 0] for images in (first.flip(1), second)]
@@ -95,10 +96,9 @@ def _correlate(first: Tensor, second: Tensor) -> float:
     return float((first * second).mean()) / spreads if spreads else 0.0
 
 
-def _least_error(claimed: Tensor, true: Tensor) -> float:
-    """Return the mean squared error of claims that are paired with the true examples as they are scored."""
-    first, second = _pair(claimed, true, metrics.image_misfits(claimed, true))
-    return _mean_square(first - second)
+def _pair_by_error(claimed: Tensor, true: Tensor) -> tuple[Tensor, Tensor]:
+    """Return claims and true examples one to one, paired as they are scored."""
+    return _pair(claimed, true, metrics.image_misfits(claimed, true))
 
 
 def _pair_by_correlation(claimed: Tensor, true: Tensor) -> tuple[Tensor, Tensor]:

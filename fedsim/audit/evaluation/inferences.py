@@ -105,7 +105,7 @@ def _have_sent(finding: Inference, about: FindingMetadata, context: EvaluationCo
     senders = set[int]()
     for number in about["rounds"]:
         for reply in context.transcript.header(int(number)).replies:
-            senders.update((reply.client, *reply.members))
+            senders.update(reply.senders)
     return torch.tensor([candidate in senders for candidate in finding.candidates.tolist()])
 
 
