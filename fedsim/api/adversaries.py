@@ -26,7 +26,6 @@ class Adversary:
     Attributes:
         spec: which clients to attack with which attacks; None for what the run's own experiment says.
         beside: folder in which the `module:callable` and the truth files of `spec` are found.
-        command: the command that makes the findings again; each finding keeps it.
     """
 
     spec: AttackFile | None = None
@@ -43,9 +42,6 @@ def read_adversary(
         file: an attack file or an experiment file.
         overrides: `key=value` settings of that file, or of the run's own experiment.
         trust: accept `module:callable` in a file that is in a run folder.
-
-    Raises:
-        ConfigError: the file is not valid, or an override changes a setting that the recording was made with.
     """
     overrides = list(overrides)
     recording_tables = set(Config.model_fields) - set(AttackFile.model_fields)

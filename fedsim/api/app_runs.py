@@ -51,11 +51,8 @@ class AppRequest:
     """Run of an app that was asked for, with its settings checked.
 
     Attributes:
-        app: the app.
-        run_config: all its settings.
         file: how it is run and attacked.
         beside: folder of the file, in which `module:callable` and truth files are found.
-        command: the command that makes the findings again.
     """
 
     app: FlowerApp
@@ -146,10 +143,6 @@ def default_app_folder(app: FlowerApp) -> Path:
 def read_request(folder: Path, file: Path | None, changes: Iterable[tuple[str, Any]], *, trust: bool) -> AppRequest:
     """Read an app and the file that says how it is run and attacked; import no code of the app.
 
-    Args:
-        file: an attack file; None for none.
-        trust: accept code that a run folder names.
-
     Raises:
         ConfigError: one of them is not valid.
     """
@@ -171,10 +164,7 @@ def parse_request(
     """Check the tables that say how an app is run and attacked, see `read_request`.
 
     Args:
-        tables: as in a file.
-        where: their name in errors.
         beside: folder in which `module:callable` and truth files are found.
-        trust: accept code that a run folder names.
         path: of the file that they were read from; None for tables of a program.
     """
     check_possible(tables, where)

@@ -46,10 +46,8 @@ class AppCell:
     """One attack on one run of an app.
 
     Attributes:
-        point: its point in the grid.
         request: the run of the app, and its attack.
         run: hash of everything but the attack, by which cells share a run folder.
-        key: hash of everything.
         control: key of the cell with the same settings and no defense; its own where it has none.
     """
 
@@ -61,11 +59,7 @@ class AppCell:
 
 
 def build_app_cells(file: SweepFile, app: FlowerApp, *, trust: bool = False) -> list[AppCell]:
-    """Build the cells of a sweep file, and the controls without a defense that it lacks.
-
-    Raises:
-        ConfigError: a cell has invalid settings, or [sweep] says how cells run side by side.
-    """
+    """Build the cells of a sweep file, and the controls without a defense that it lacks."""
     for key in ("workers", "address", "stop_without_leak"):
         if getattr(file.sweep, key):
             raise ConfigError(f"{file.where}: sweep.{key}: cells of an app run one after the other; leave it out")
@@ -106,7 +100,6 @@ def run_app_sweep(file: SweepFile, app: FlowerApp, folder: Path, *, trust: bool)
 
     Args:
         folder: of its tables, which also holds the runs.
-        trust: import code that a run folder names.
     """
     check_sweep_folder(folder)
     cells = build_app_cells(file, app, trust=trust)

@@ -25,11 +25,7 @@ def read_tables(experiment: str | Path | Mapping[str, Any] | Config) -> tuple[di
 
 
 def check_changes(changes: object) -> list[tuple[str, Any]]:
-    """Return settings to change as pairs of key and value.
-
-    Raises:
-        ConfigError: they are not settings by key.
-    """
+    """Return settings to change as pairs of key and value."""
     if not isinstance(changes, Mapping):
         raise ConfigError(f"set: expected a dict of settings, got {type(changes).__name__}")
     for key in changes:

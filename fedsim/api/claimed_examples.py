@@ -31,11 +31,7 @@ def _are_tokens(examples: Tensor) -> bool:
 
 
 def _read_tensor(name: str, values: Any) -> Tensor:
-    """Return a tensor of what the caller gives.
-
-    Raises:
-        ConfigError: it is none, is empty, or holds NaN or infinite values.
-    """
+    """Return a tensor of what the caller gives."""
     try:
         tensor = torch.as_tensor(values).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
@@ -48,11 +44,7 @@ def _read_tensor(name: str, values: Any) -> Tensor:
 
 
 def read_examples(name: str, values: Any, bounds: Bounds) -> Tensor:
-    """Return tokens as int64, and numbers as float32 in [0, 1].
-
-    Raises:
-        ConfigError: they are neither, or leave the value range.
-    """
+    """Return tokens as int64, and numbers as float32 in [0, 1]."""
     tensor = _read_tensor(name, values)
     shape = tuple(tensor.shape)
     if tensor.ndim < 2:
@@ -81,7 +73,6 @@ def find_modality_name(name: str, true: Tensor) -> str:
     """Return the name of the modality of the true examples: `name`, or where it is empty that which their axes imply.
 
     Raises:
-        ConfigError: there is none, or its axes are others.
         PluginError: there is none of this name.
     """
     shape = tuple(true.shape[1:])
@@ -114,11 +105,7 @@ def _check_same_kind(name: str, examples: Tensor, true: Tensor) -> None:
 
 
 def read_claim(claimed: Any, bounds: Bounds, true: Tensor) -> Reconstruction | Texts:
-    """Return the claim as a finding, whose labels do not count yet unless it was one.
-
-    Raises:
-        ConfigError: it is of another kind or shape than the truth, or leaves the value range.
-    """
+    """Return the claim as a finding, whose labels do not count yet unless it was one."""
     if isinstance(claimed, Finding) and not isinstance(claimed, Reconstruction | Texts):
         raise ConfigError(
             f"score: claimed: a {type(claimed).__name__} claims no examples; hand over a Reconstruction or Texts"
@@ -138,11 +125,7 @@ def read_claim(claimed: Any, bounds: Bounds, true: Tensor) -> Reconstruction | T
 def read_labels(
     claimed: Any, labels: Any, true_labels: Any, num_true: int, num_claimed: int
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return the claimed labels and the true ones; None where they are not known.
-
-    Raises:
-        ConfigError: labels are claimed, and the true ones are not known or of another kind.
-    """
+    """Return the claimed labels and the true ones; None where they are not known."""
     is_finding = isinstance(claimed, Finding)
     if is_finding and labels is not None:
         raise ConfigError("score: labels: the finding claims labels already; leave this out")
@@ -161,11 +144,7 @@ def read_labels(
 
 
 def _read_label_tensor(name: str, values: Any, count: int) -> Tensor:
-    """Return `count` classes as int64, or targets as float32.
-
-    Raises:
-        ConfigError: they are of another number, or no classes.
-    """
+    """Return `count` classes as int64, or targets as float32."""
     tensor = _read_tensor(name, values)
     if tensor.shape != (count,):
         raise ConfigError(f"score: {name}: expected one for each of {count} examples, got shape {tuple(tensor.shape)}")
@@ -183,10 +162,6 @@ def read_public(
     """Return the public examples; None where there are none.
 
     Examples that equal a true one are left out, with a warning, as a run leaves them out of auxiliary records.
-
-    Raises:
-        ConfigError: they are of another kind, shape or unit than the truth, are all equal to it, or have no labels
-            though it has.
     """
     if public is None:
         if labels is not None:

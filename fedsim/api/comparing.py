@@ -237,11 +237,7 @@ def _read_run(path: Path, name: str) -> ComparedRun:
 
 
 def _settings(folder: OpenRun) -> Mapping[str, Any] | None:
-    """Return the settings of the run's file, without importing code that it names.
-
-    Raises:
-        RunError: the file is not what the run was made with.
-    """
+    """Return the settings of the run's file, without importing code that it names."""
     if not folder.experiment.is_file():
         return None
     folder.check_same(folder.config)

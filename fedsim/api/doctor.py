@@ -31,8 +31,6 @@ class MachineCheck:
     """Result of one check.
 
     Attributes:
-        part: the group of checks that it belongs to.
-        name: what was checked.
         text: the result, and what to do where something is missing.
         broken: whether fedsim does not work like this.
     """

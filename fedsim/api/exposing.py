@@ -41,10 +41,6 @@ def write_exposure(
     Returns:
         The rows, and the pictures: of clients at each state, and where examples are images that were measured one by
         one, of these for each state and measure.
-
-    Raises:
-        ConfigError: nothing is measured.
-        RunError: the folder cannot be written.
     """
     if not schedules:
         raise ConfigError("expose: no measure applies to this experiment, so there is nothing to say; name a --measure")

@@ -24,11 +24,7 @@ FAILED_VERDICT = "failed"
 
 
 def read_summary(folder: RunFolder, scores: pd.DataFrame, *, trust: bool) -> pd.DataFrame:
-    """Return a row for each attack and metric that is scored, and for each attack that failed on victims.
-
-    Raises:
-        RunError: the table of failed attacks is damaged.
-    """
+    """Return a row for each attack and metric that is scored, and for each attack that failed on victims."""
     import pandas as pd
 
     rows = []

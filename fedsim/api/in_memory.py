@@ -133,11 +133,7 @@ def attack(
 
 
 def _check_knowledge(knowledge: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `knowledge` as attacks read it: sequences are tuples, and labels are in ascending order.
-
-    Raises:
-        ConfigError: a name is no fact that can be granted, or a value does not fit it.
-    """
+    """Return `knowledge` as attacks read it: sequences are tuples, and labels are in ascending order."""
     checked: dict[str, Any] = {}
     for name, value in knowledge.items():
         if name not in FACTS:
@@ -164,11 +160,7 @@ def _check_knowledge(knowledge: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _copy_model(model: object) -> nn.Module:
-    """Copy the network, which the caller may go on using.
-
-    Raises:
-        ConfigError: it is no network, has no weights, or cannot be copied.
-    """
+    """Copy the network, which the caller may go on using."""
     if not isinstance(model, nn.Module):
         raise ConfigError(f"attack: model: expected a torch.nn.Module, got {type(model).__name__}")
     if complaint := lazy_layer_complaint(model):
@@ -206,9 +198,6 @@ def _checked_state(
         role: what errors call it.
         state_or_model: the state, or a network that has it.
         statistics: whether the running statistics of BatchNorm layers are part of it; None where they may be or not.
-
-    Raises:
-        ConfigError: a tensor is missing, is not known to the network, has another shape or type, or is not finite.
     """
     state = copy_state(state_or_model) if isinstance(state_or_model, nn.Module) else state_or_model
     if not isinstance(state, Mapping):
@@ -233,11 +222,7 @@ def _checked_state(
 
 
 def _infer_classes(network: nn.Module, facts: Mapping[str, Any], *, texts: bool) -> dict[str, int]:
-    """Return the number of classes, if it is not given and the model has several outputs.
-
-    Raises:
-        ConfigError: the model does not take examples of the shape that is named, or has fewer outputs than classes.
-    """
+    """Return the number of classes, if it is not given and the model has several outputs."""
     if (shape := facts.get("input_shape")) is None:
         return {}
     outputs, classes = _num_outputs(network, shape, texts=texts), facts.get("num_classes")
@@ -247,11 +232,7 @@ def _infer_classes(network: nn.Module, facts: Mapping[str, Any], *, texts: bool)
 
 
 def _num_outputs(network: nn.Module, shape: tuple[int, ...], *, texts: bool) -> int:
-    """Count the numbers that the network gives for one example of this shape.
-
-    Raises:
-        ConfigError: it does not take such an example, or gives something else than a row of numbers.
-    """
+    """Count the numbers that the network gives for one example of this shape."""
     dtype = torch.long if texts else next(network.parameters()).dtype
     try:
         with torch.no_grad():
@@ -273,9 +254,6 @@ def value_bounds(value_range: tuple[Any, Any] | None, where: str) -> tuple[list[
 
     Args:
         where: the function that errors name.
-
-    Raises:
-        ConfigError: the range is none.
     """
     if value_range is None:
         return None

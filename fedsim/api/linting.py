@@ -69,11 +69,7 @@ def lint(
 
 
 def lint_file(path: Path, changes: Iterable[tuple[str, Any]], *, trust: bool) -> list[Pitfall]:
-    """Find the pitfalls of a file, see `lint`.
-
-    Args:
-        changes: keys and values to set.
-    """
+    """Find the pitfalls of a file, see `lint`."""
     tables = read_toml(path)
     if "sweep" in tables:
         file = read_sweep(path, changes)

@@ -115,10 +115,8 @@ def as_table(group: registry.Group, thing: Any, where: str) -> dict[str, Any]:
 
     Args:
         group: the kind of plug-in that is expected.
-        where: what an error calls its place.
 
     Raises:
-        ConfigError: it is no object of this group, or has a setting that cannot be written in an experiment file.
         PluginError: it is an attack, a defense or a measure whose class is no frozen dataclass.
     """
     cls = type(thing)
@@ -172,11 +170,7 @@ _EXPECTED: dict[registry.Group, str] = {
 
 
 def as_plain_values(values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return `values` as an experiment file would hold them.
-
-    Raises:
-        ConfigError: one is neither a number nor a text, nor a list of them.
-    """
+    """Return `values` as an experiment file would hold them."""
     plain_values = {}
     for key, value in values.items():
         try:

@@ -51,12 +51,10 @@ class AuditResult:
     """Results of work on a run.
 
     Attributes:
-        folder: the run.
         readings: each attack's scores over the victims that were asked for; empty without attacks.
         remarks: sentences on them: what the clients' defense is worth, whether the model has not learnt, and which
             findings of earlier attacks are left out.
         answer: what leaked, how sure that is, and at which accuracy, in a few sentences; empty without attacks.
-        next_steps: what to do next.
         failures: one sentence for each attack, score or picture that failed.
         planned_jobs: all that the adversary was to do, what failed included.
         variants: by the title of each attack its variant, which distinguishes its findings from those of earlier
@@ -82,9 +80,6 @@ def run(
     """Run the federation that `config` describes, attack what its server saw, and report.
 
     Args:
-        config: the experiment; code that it names is imported.
-        folder: where everything is written.
-        overwrite: replace an earlier run in the folder.
         follow: called after each iteration of each attack.
 
     Raises:
@@ -94,11 +89,7 @@ def run(
 
 
 def resume(folder: OpenRun, *, trust: bool = False, follow: ReportJobProgress | None = None) -> AuditResult:
-    """Resume an interrupted run, make the attacks that are not made yet, and report; see `run`.
-
-    Args:
-        trust: import code that the run folder names.
-    """
+    """Resume an interrupted run, make the attacks that are not made yet, and report; see `run`."""
     with folder.hold_lock():
         config = folder.read_experiment(trust=trust)
         if config is None:
@@ -146,9 +137,6 @@ def attack(
     """Attack a recorded run, or the recording of a Flower app, and report.
 
     Args:
-        folder: the run folder.
-        adversary: who attacks.
-        trust: import code that the run folder names.
         follow: called after each iteration of each attack.
 
     Raises:
@@ -173,7 +161,6 @@ def report(folder: OpenRun, *, trust: bool = False) -> AuditResult:
 
     Raises:
         ConfigError: there is no such folder, or it holds no run.
-        RunError: the folder cannot be written.
     """
     folder.check_exists()
     done = AuditResult(folder=folder)

@@ -100,11 +100,6 @@ def make_finding(
 
     Args:
         base: the run's own file, whose attacks say which other findings are of the present code and settings.
-
-    Raises:
-        KnowledgeError: the attack cannot be made; nothing was attacked.
-        AttackError: the attack failed.
-        RunError: something could not be scored; the finding is kept.
     """
     spec = adversary.spec
     assert spec is not None

@@ -160,14 +160,7 @@ class Sweep:
 
 
 def run_sweep(file: SweepFile, folder: Path, store: CellStore, *, trust: bool = False) -> SweepBoard:
-    """Run the cells of a sweep that are not done yet, and write its tables and page.
-
-    Args:
-        trust: import code that a file in a run folder names.
-
-    Raises:
-        FedsimError: the request is not valid, and nothing was started; or a folder cannot be written.
-    """
+    """Run the cells of a sweep that are not done yet, and write its tables and page."""
     check_sweep_folder(folder)
     with lock.lock_folder(folder), log_to_file(folder / "log.txt"):
         store.create_folders()

@@ -85,7 +85,6 @@ class TableKey:
     """Key of a table.
 
     Attributes:
-        name: the key.
         kind: its type, with the range of its values.
         default: as Python writes it; `REQUIRED` where there is none.
         meaning: what it says.
@@ -109,7 +108,6 @@ class TableDescription:
     Attributes:
         name: as the file has it, with dots.
         text: what the table is about.
-        keys: in the order of the class.
     """
 
     name: str

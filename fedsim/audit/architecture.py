@@ -23,9 +23,6 @@ class Architecture:
     """Builder of copies of the network that an experiment names.
 
     Attributes:
-        name: of the model, registered or `module:callable`.
-        settings: its table.
-        task: that it is built for.
         seed: of its fresh weights. It is derived from the seed of the run, which attacks must not
             get because the partition of the data follows from it.
         dropout: whether layers draw random numbers while clients train, as dropout does; the

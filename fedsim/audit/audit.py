@@ -379,16 +379,7 @@ def make_audit(
     trust: bool = False,
     command: str = "fedsim attack RUN",
 ) -> Audit:
-    """Return the audit of a run by its own adversary, or by the one that `spec` describes.
-
-    Args:
-        trust: import code that the run folder names.
-        command: the command that makes the findings again.
-
-    Raises:
-        ConfigError: the recording was made elsewhere and no attack file is given, no attack is
-            named, or the run names code and is not trusted.
-    """
+    """Return the audit of a run by its own adversary, or by the one that `spec` describes."""
     folder.check_exists()
     path, config = folder.path, folder.read_experiment(trust=trust)
     if spec is None and config is None:

@@ -58,12 +58,7 @@ class FindingCache:
     """Findings in a run folder.
 
     Attributes:
-        folder: the run.
-        attacks: of the file.
         titles: of the attacks; an attack comes after those that it builds on.
-        knowledge_table: what the file grants.
-        base_folder: folder in which `module:callable` is found.
-        case: what is known of the recording.
         app: the statements of the file about the messages of a foreign app.
         who: attacks, see `AdversaryTable.who`.
     """
@@ -107,11 +102,7 @@ class FindingCache:
         return current[0] == recorded[0] and current != recorded
 
     def hash_messages(self, rounds: Sequence[int]) -> str:
-        """Return a SHA-256 over the headers of recorded rounds, which have the hashes of all that was sent in them.
-
-        Raises:
-            TranscriptError: a round is damaged, or not recorded.
-        """
+        """Return a SHA-256 over the headers of recorded rounds, which have the hashes of all that was sent in them."""
         key = tuple(rounds)
         if key not in self._message_hashes:
             recording = self.folder.recording

@@ -26,10 +26,6 @@ def tensors_to_save(finding: Finding) -> dict[str, Tensor]:
     """Return the tensors of a finding by name, as copies that safetensors can write.
 
     `finding_from_tensors` is the inverse.
-
-    Raises:
-        AttackError: its class derives from the registered class of its kind, and would be read as
-            that.
     """
     if finding.kind in registry.registered_names("findings"):
         registered = registry.load("findings", finding.kind).finding
@@ -42,11 +38,7 @@ def tensors_to_save(finding: Finding) -> dict[str, Tensor]:
 
 
 def save_finding(finding: Finding, path: Path, about: Mapping[str, object]) -> None:
-    """Write `finding` and the facts `about` it in one step, as safetensors.
-
-    Raises:
-        RunError: the disk is full or the folder cannot be written.
-    """
+    """Write `finding` and the facts `about` it in one step, as safetensors."""
     tensors = tensors_to_save(finding)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,11 +58,7 @@ _UNREADABLE = (
 
 
 def load_finding(path: Path) -> tuple[Finding, dict[str, object]]:
-    """Read a finding and the facts about it, as `save_finding` wrote them.
-
-    Raises:
-        TranscriptError: the file is damaged.
-    """
+    """Read a finding and the facts about it, as `save_finding` wrote them."""
     try:
         check_readable(path)
         with safe_open(path, framework="pt") as file:
@@ -88,22 +76,14 @@ def load_finding(path: Path) -> tuple[Finding, dict[str, object]]:
 
 
 def load_claim(path: Path) -> tuple[Finding, dict[str, Any]]:
-    """Read the finding of an attack and the facts about it, and check these.
-
-    Raises:
-        TranscriptError: the file is damaged.
-    """
+    """Read the finding of an attack and the facts about it, and check these."""
     finding, about = load_finding(path)
     _check_facts(about, path)
     return finding, about
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """Read the facts that `load_claim` returns about a finding, without the finding.
-
-    Raises:
-        TranscriptError: the file is damaged.
-    """
+    """Read the facts that `load_claim` returns about a finding, without the finding."""
     try:
         with safe_open(path, framework="pt") as file:
             about = dict(parse_json(file.metadata()["about"]))
@@ -159,7 +139,6 @@ def finding_from_tensors(kind: object, tensors: Mapping[str, Tensor]) -> Finding
     """Return the finding of this kind with these tensors; the inverse of `tensors_to_save`.
 
     Raises:
-        AttackError: no such kind is installed, or the tensors do not fit it.
         KeyError: a tensor is missing.
     """
     known = registry.registered_names("findings")

@@ -21,8 +21,6 @@ def check_no_copies(finding: Finding, knowledge: Knowledge, where: str) -> None:
     They would count as recovered from the message, which says nothing of them.
 
     Args:
-        finding: what the attack claims.
-        knowledge: what it was granted.
         where: round and client, for the error.
     """
     if not isinstance(finding, Reconstruction | Texts):

@@ -28,13 +28,7 @@ _MAX_NAMED_CLIENTS = 10
 def observe_run(folder: OpenRun, case: Case, adversary: AdversaryTable, message_format: MessageFormat) -> Transcript:
     """Return the messages of a run that an adversary sees.
 
-    Args:
-        case: what is known of it.
-        adversary: says who attacks.
-
     Raises:
-        ConfigError: `adversary.who` sees nothing of this recording, or what it sees is not there, or names a
-            client that does not exist.
         TranscriptError: nothing is recorded.
         RunError: the model after the last round is damaged.
     """
@@ -62,12 +56,7 @@ def observe_run(folder: OpenRun, case: Case, adversary: AdversaryTable, message_
 
 
 def _open_own_updates(folder: OpenRun, case: Case, role: AdversaryRole) -> Transcript:
-    """Return what the run kept of colluding clients, each file as it was written.
-
-    Raises:
-        ConfigError: it kept nothing of one of them, or the server sees single updates anyway.
-        RunError: a file is not what the run wrote.
-    """
+    """Return what the run kept of colluding clients, each file as it was written."""
     case.check_colluders(role)
     paths = sorted(folder.colluders.glob("round-*.safetensors"))
     if not paths:
@@ -82,11 +71,7 @@ def _open_own_updates(folder: OpenRun, case: Case, role: AdversaryRole) -> Trans
 
 
 def _read_links(recording: Transcript, role: AdversaryRole) -> Transcript:
-    """Return the messages on the links of the clients that `role` names.
-
-    Raises:
-        ConfigError: there are none.
-    """
+    """Return the messages on the links of the clients that `role` names."""
     heard = recording.restrict_to_links(role.links)
     if not any(heard.header(number).replies for number in heard.rounds):
         raise ConfigError(
@@ -130,11 +115,7 @@ def shows_sums(transcript: Transcript) -> bool:
 
 
 def read_who(about: Mapping[str, Any]) -> Who:
-    """Return who made a finding.
-
-    Raises:
-        AttackError: the finding does not say it in a way that is known.
-    """
+    """Return who made a finding."""
     attacker = about.get("attacker", "server")
     try:
         who = TypeAdapter[Who](Who).validate_python(attacker)

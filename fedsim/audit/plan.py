@@ -107,11 +107,7 @@ def plan_jobs(
 
 
 def adaptive_attacks(attacks: TitledAttacks) -> TitledAttacks:
-    """Return the adaptive form of each attack that reads the clients' defenses.
-
-    Raises:
-        ConfigError: an adaptive attack would have the title of another attack.
-    """
+    """Return the adaptive form of each attack that reads the clients' defenses."""
     titles = {table.title for table, _ in attacks}
     adapted = []
     for table, attack in attacks:
@@ -133,10 +129,6 @@ def work_stages(builds_on: Mapping[str, str | None], *, has_optima: bool) -> lis
         builds_on: by title, the attack from which an attack takes models, or `optimal` for optimal
             local models.
         has_optima: whether the optimal local models can be computed.
-
-    Raises:
-        ConfigError: an attack builds on one that the file does not name, on itself by a circle, or
-            on optimal local models where the clients' data are not known.
 
     >>> work_stages({"aia": "decoder", "dlg": None, "decoder": None}, has_optima=True)
     [['dlg', 'decoder'], ['aia']]
@@ -175,9 +167,6 @@ def rounds_to_attack(transcript: Transcript, adversary: AdversaryTable, only: It
 
     Args:
         only: leave out other rounds than these, and those that are not recorded yet.
-
-    Raises:
-        ConfigError: a round is named that is not recorded, or of which who attacks sees nothing; not with `only`.
     """
     recorded = transcript.rounds
     chosen = recorded if adversary.rounds == "all" else adversary.rounds or recorded[:1]

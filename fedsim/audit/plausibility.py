@@ -32,7 +32,6 @@ def check_fit(transcript: Transcript, knowledge: Knowledge) -> None:
     """Check model and loss against the first recorded round; warn of replies that look wrong.
 
     Raises:
-        ConfigError: the model or the loss cannot be those of the federation.
         TranscriptError: the recording cannot be read as the attack file says.
     """
     updates = _first_updates(transcript)
@@ -70,9 +69,6 @@ def check_control_distance(transcript: Transcript, knowledge: Knowledge, updates
 
     An app that divides by another number of steps, or by another learning rate, than its clients take, is read
     wrongly from the second round on, and its messages fit all the same.
-
-    Raises:
-        ConfigError: it is not as far as the local steps and the learning rate that the attack file states.
     """
     for update in updates:
         fitted = transcript.fit_control_distance(update.round, update.client)
@@ -101,11 +97,7 @@ def check_control_distance(transcript: Transcript, knowledge: Knowledge, updates
 
 
 def _first_updates(transcript: Transcript) -> list[Update]:
-    """Return the updates of the first readable round, of `MAX_CLIENTS` clients at most.
-
-    Raises:
-        TranscriptError: no update is recorded, or none can be read.
-    """
+    """Return the updates of the first readable round, of `MAX_CLIENTS` clients at most."""
     failures = 0
     last_error: TranscriptError | None = None
     for number in transcript.rounds:

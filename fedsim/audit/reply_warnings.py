@@ -98,11 +98,7 @@ def warn_of_repeated_replies(transcript: Transcript) -> None:
 
 
 def warn_of_other_shapes(updates: Sequence[Update]) -> None:
-    """Warn where clients are sent models of several shapes, as parts of one that fit each device.
-
-    Args:
-        updates: of one round.
-    """
+    """Warn where clients are sent models of several shapes, as parts of one that fit each device."""
     shapes = [{name: tensor.shape for name, tensor in update.before.items()} for update in updates]
     others = [update for update, sent in zip(updates, shapes, strict=True) if sent != shapes[0]]
     if not others:
@@ -144,11 +140,7 @@ def _warn_of_other_models(updates: Sequence[Update]) -> None:
 
 
 def warn_of_update_ranks(network: nn.Module, knowledge: Knowledge, updates: Sequence[Update]) -> None:
-    """Warn where the update of a first linear layer has a larger rank than N, see `measure_rank`.
-
-    Args:
-        updates: of one round, which fit the network.
-    """
+    """Warn where the update of a first linear layer has a larger rank than N, see `measure_rank`."""
     assert knowledge.input_shape is not None
     grey = grey_inputs(network, knowledge, 2)
     rng = generator("first layer")
@@ -183,7 +175,6 @@ def warn_of_still_layers(network: nn.Module, updates: Sequence[Update], private_
     """Warn of parameters that no reply changed, though `network` says that clients train them.
 
     Args:
-        updates: of one round, which fit the network.
         private_names: tensors that stay with the clients.
     """
     changed, orders = set[str](), shared_shapes(network, private_names)

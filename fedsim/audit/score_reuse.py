@@ -36,8 +36,6 @@ class EarlierScores:
     """Scores of the run folder, for findings whose inputs have not changed.
 
     Attributes:
-        cache: the findings.
-        spec: the present attack file.
         new_hashes: hash of the inputs of each finding that was scored now, by its path in the folder.
     """
 

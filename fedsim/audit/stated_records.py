@@ -33,11 +33,7 @@ def check_record_names(transcript: Transcript) -> None:
 
 
 def find_private_names(network: nn.Module, parts: Sequence[str], sent: State) -> frozenset[str]:
-    """Return the tensors of the model that [app] private says to stay with the clients.
-
-    Raises:
-        ConfigError: the model has no such part, or the server sent one of its tensors.
-    """
+    """Return the tensors of the model that [app] private says to stay with the clients."""
     tensors = network.state_dict()
     names: set[str] = set()
     for part in parts:

@@ -31,10 +31,7 @@ class PendingJob:
     """Job whose finding is not in the run folder yet.
 
     Attributes:
-        job: the attack, and whom it attacks in which rounds.
         first: the first round in which its victim took part.
-        target: all that the attack reads.
-        fingerprint: of everything that the finding follows from.
     """
 
     job: AttackJob
@@ -48,12 +45,9 @@ class TargetMaker:
     """Makes the targets of one adversary's attacks on one recording.
 
     Attributes:
-        transcript: all recorded rounds.
-        adversary: which facts it is granted.
         granted: what it knows of every victim, see `threat_model.grant_knowledge`.
         case: what is known of the recording besides the attack file.
         cache: findings that are there, with the local models that attacks build on.
-        optimum: optimal local models.
     """
 
     transcript: Transcript
@@ -95,11 +89,7 @@ class TargetMaker:
         return PendingJob(job=job, first=first, target=target, fingerprint=fingerprint)
 
     def _first_round(self, job: AttackJob) -> int:
-        """Return the first round in which the victim took part, singly or in a group.
-
-        Raises:
-            AttackError, TranscriptError: it took part in none of them.
-        """
+        """Return the first round in which the victim took part, singly or in a group."""
         for number in job.rounds:
             if self.transcript.header(number).find_reply(job.victim) is not None:
                 return number
@@ -117,11 +107,7 @@ class TargetMaker:
         return True
 
     def _group_members(self, number: int, job: AttackJob) -> tuple[int, ...]:
-        """Return the group that the victim stands for; empty where it stands for itself.
-
-        Raises:
-            AttackError: the number of examples N is not known.
-        """
+        """Return the group that the victim stands for; empty where it stands for itself."""
         victim, reply = job.victim, self.transcript.header(number).find_reply(job.victim)
         assert reply is not None
         message_format = self.transcript.message_format

@@ -67,7 +67,6 @@ def grant_knowledge(
 
     Args:
         case: what is known of the recording besides the attack file.
-        base_folder: folder in which `module:callable` is found.
         app: what the messages of a recording made elsewhere mean.
 
     Raises:
@@ -123,7 +122,6 @@ def apply_headers(
 
     Args:
         headers: of the attacked rounds; those that state no value of a fact leave it as it is.
-        declared: what the attack reads.
 
     Raises:
         ConfigError: a value in the attack file contradicts a header, or a header states a value
@@ -153,7 +151,6 @@ def _value_in_headers(name: str, setting: Any, current: Any, headers: Sequence[H
 
     Args:
         setting: True, or the value that the attack file states.
-        current: the value so far.
     """
     differing = [header.round for header in headers if _differs_by_client(header, name)]
     if setting is True and differing:
@@ -283,11 +280,7 @@ def private_facts(adversary: AdversaryTable) -> list[str]:
 
 
 def check_private_facts(adversary: AdversaryTable, case: Case) -> None:
-    """Check that there is a source for each fact that `grant_private` is to add.
-
-    Raises:
-        ConfigError: there is none, or a setting of such a fact is not usable.
-    """
+    """Check that there is a source for each fact that `grant_private` is to add."""
     names = private_facts(adversary)
     if names:
         case.check_truth_source(names[0])
@@ -363,11 +356,7 @@ def grant_private(
 
 
 def _draw_known_rows(records: Records, truth: Truth, count: int, seed: int, victim: int) -> KnownRows:
-    """Draw the rows that the adversary knows.
-
-    Raises:
-        ConfigError: there are no others.
-    """
+    """Draw the rows that the adversary knows."""
     total = len(records.labels)
     if count >= total:
         raise ConfigError(
@@ -437,9 +426,6 @@ def parse_device(name: str) -> torch.device:
 
     Args:
         name: in [adversary]; `auto` is a GPU where there is one.
-
-    Raises:
-        ConfigError: this machine has no such device.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -22,9 +22,6 @@ def check_truths(files: Mapping[str, Path], counts: Mapping[tuple[int, ...], set
 
     Args:
         counts: see `count_group_examples`.
-
-    Raises:
-        ConfigError: none of them is recorded.
     """
     sizes: dict[str, int] = {}
     for client, file in files.items():

@@ -22,12 +22,7 @@ WHO = "adversary.who"
 
 
 def settings_of(attack: Attack) -> dict[str, Any]:
-    """Return the settings of `attack` as they are saved with its findings.
-
-    Raises:
-        PluginError: one of them is neither a number, a text, a path, a member of an enumeration nor
-            made of these.
-    """
+    """Return the settings of `attack` as they are saved with its findings."""
     settings = {}
     for name, value in dataclasses.asdict(attack).items():
         try:
@@ -106,11 +101,7 @@ def variant_names(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], st
 def name_variants(
     rows: Iterable[Mapping[str, Any]], names: Mapping[tuple[str, str], str] | None = None
 ) -> list[dict[str, Any]]:
-    """Copy `rows` with the variant's name as `attack` and the attack's title as `title`.
-
-    Args:
-        names: replace those of `variant_names`, where the rows are shown together with others.
-    """
+    """Copy `rows` with the variant's name as `attack` and the attack's title as `title`."""
     all_rows = list(rows)
     all_names = variant_names(all_rows) | dict(names or {})
     named_rows = []

@@ -108,7 +108,6 @@ class _Totals:
     """Totals over the readable rounds of a recording.
 
     Attributes:
-        clients: that sent updates.
         sizes: N of each update; 0 where it is not known.
         norms: of each update that has a finite one.
         broken: number of updates with NaN or infinite values.

@@ -22,7 +22,6 @@ class _TreesInClear:
     """Trees of one client in all rounds.
 
     Attributes:
-        trees: that it made.
         counts: of its first tree's leaves; empty where records had different predictions before.
         settings: of its training, as text; empty where they cannot be read.
         reason: why counts cannot be read; empty where they can.

@@ -94,9 +94,7 @@ def make_result(
     """Return the result of an attack by a metric.
 
     Args:
-        reading: what its scores show.
         rows: its scores by all metrics, as rows of `scores.csv` or `sweep.csv`.
-        is_first: whether it is the first metric by which the attack has a verdict.
         is_main: whether it is the first metric by which the attack is to have one.
         is_defended: whether clients have a defense there.
         name: of the attack, where it is not that of the reading.
@@ -179,7 +177,6 @@ def conclude(results: Sequence[Result], *, is_complete: bool) -> DossierVerdict:
     and no metric that leaves it open, see `Result.open_reason`.
 
     Args:
-        results: of all attacks by all metrics.
         is_complete: whether no attack failed.
     """
     attacks = [result for result in results if not result.is_baseline]

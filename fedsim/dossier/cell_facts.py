@@ -25,11 +25,6 @@ class CellFacts:
     """What the runs of a sweep's cells say.
 
     Attributes:
-        findings: the metadata of each finding.
-        coverages: of each run.
-        proofs: by setting, those of the run in which most was spent.
-        no_proofs: by setting, why nothing is proved.
-        measured: what was measured by canaries.
         holds_sums: whether the server of any run saw sums over groups alone.
         settings: what was run in the first one, term by term.
         problems: a sentence for each run that is gone, damaged or not as it was written.

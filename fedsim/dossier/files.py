@@ -41,7 +41,6 @@ def write_dossier_files(dossier: Dossier, folder: Path) -> Path:
 
     Raises:
         ConfigError: FEDSIM_KEY names a key that cannot be used.
-        RunError: the folder cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -59,12 +58,7 @@ def write_dossier_files(dossier: Dossier, folder: Path) -> Path:
 
 
 def read_dossier(path: Path) -> SealedDossier:
-    """Read `dossier.json`, and check its seal.
-
-    Raises:
-        ConfigError: there is no dossier, or FEDSIM_KEY names a key that cannot be used.
-        RunError: it was altered, or is not signed with the key that is given.
-    """
+    """Read `dossier.json`, and check its seal."""
     if path.is_dir():
         path = path / JSON_FILE
     if not path.is_file():

@@ -64,8 +64,6 @@ def describe_changes(
     """Say what would change the verdict.
 
     Args:
-        results: of all attacks by all metrics.
-        missing: attacks without a result.
         aims: what attacks can be after.
         can_sweep: whether there is an experiment that a sweep can change; otherwise another's app was recorded.
     """

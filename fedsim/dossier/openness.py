@@ -27,7 +27,6 @@ def explain_openness(reading: ScoreReading, rows: Rows, *, is_main: bool) -> str
     """Say why the verdict by one metric does not exclude a leak; empty where it does, or where it shows one.
 
     Args:
-        reading: what the scores show.
         rows: the scores of the attack by all metrics, as rows of `scores.csv` or `sweep.csv`.
         is_main: whether the attack is judged by this metric first.
     """

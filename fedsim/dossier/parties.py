@@ -88,7 +88,6 @@ def list_observers(findings: Iterable[Mapping[str, Any]], *, holds_sums: bool) -
     """Return who sees what, and from whose view attacks were made.
 
     Args:
-        findings: the metadata of each finding.
         holds_sums: whether the server sees sums over groups in place of single updates.
     """
     attackers = list_attackers(findings)
@@ -151,11 +150,7 @@ _FEATURE_PARTY = ObservingParty(
 
 
 def list_aims(findings: Iterable[Mapping[str, Any]]) -> list[Aim]:
-    """Return what attacks can be after, and which attacks have a finding that claims it.
-
-    Args:
-        findings: the metadata of each finding.
-    """
+    """Return what attacks can be after, and which attacks have a finding that claims it."""
     attacks_by_kind: dict[str, dict[str, None]] = {}
     for finding in findings:
         attacks_by_kind.setdefault(str(finding.get("kind", "")), {})[str(finding["attack"])] = None

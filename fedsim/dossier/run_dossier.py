@@ -65,10 +65,7 @@ class DossierOptions:
     """Options of a dossier.
 
     Attributes:
-        folder: where it is written.
-        written: the day.
         review_by: when it has to be examined again; None for no date.
-        trust: import code that a run folder names.
     """
 
     folder: Path

@@ -49,7 +49,6 @@ class Quantity:
     """Quantity that a threshold can be about.
 
     Attributes:
-        value: its worst value; None where it is not known.
         where: what that value is of.
         higher_is_worse: whether a threshold is a most (`>`) or a least (`<`).
         open_reason: why it may be worse than `value`; empty where it cannot be.

@@ -121,10 +121,8 @@ def verify_dossier_file(
         path: `dossier.json`, or its folder.
         run: the run or sweep, where it was moved.
         open_audits: returns the audits of a run by attack files; None where none are named.
-        trust: import code that a run folder names.
 
     Raises:
-        ConfigError: there is no dossier, or no run where it says.
         RunError: the dossier was altered, or a table of the run is damaged.
     """
     sealed = read_dossier(path)

@@ -43,8 +43,6 @@ class NaiveAdaptivePair:
     """Readings of one attack by one metric, for an adversary that does not know the defenses and for one that does.
 
     Attributes:
-        naive: of the adversary that does not.
-        adaptive: of the one that does.
         control: the same attack on clients without a defense, where it was made.
         was_tried: whether the adaptive attack differs from the naive one by another metric.
     """

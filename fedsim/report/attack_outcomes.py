@@ -25,13 +25,10 @@ class AttackOutcome:
     """What the defense of a setting is worth against one attack, by all metrics together.
 
     Attributes:
-        attack: its label.
-        decisive: the outcome by the metric that decides.
         less_by: titles of the metrics by which less leaks, and
         still_by: of those by which it leaks all the same; both where it weakens the attack, else empty.
         leaks_on_any_side: whether the attack is shown to leak by any metric, without the defense or with it.
         word: one of `WORST_FIRST`.
-        reason: why.
     """
 
     attack: str

@@ -30,9 +30,7 @@ def attack_classes(audit: Audit | None, findings: Sequence[Mapping[str, Any]], *
     """Return by title the class of each attack, None if it is unknown; the order fixes the colours.
 
     Args:
-        audit: the audit that attacked; None if it is unknown.
         findings: the metadata of each finding, as the page needs it.
-        trust: import code that a finding names.
     """
     titles_of_findings = {finding["title"] for finding in findings}
     planned = audit.spec.attack if audit else []
@@ -42,11 +40,7 @@ def attack_classes(audit: Audit | None, findings: Sequence[Mapping[str, Any]], *
 
 
 def read_scores(folder: RunFolder) -> list[dict[str, str]]:
-    """Read the rows of `scores.csv`.
-
-    Raises:
-        RunError: the table is not one that an audit writes.
-    """
+    """Read the rows of `scores.csv`."""
     rows = read_score_rows(folder.scores)
     for row in rows:
         row.update({name: "nan" for name in ("value", "floor", "nearest_public") if not row[name]})

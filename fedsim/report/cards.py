@@ -32,7 +32,6 @@ class CardExample:
     """Example that an attack reconstructed well or badly.
 
     Attributes:
-        rank: `best`, `median` or `worst`.
         caption: which example it is, and how close the claim is.
         claimed, true: images as PNGs; empty where the example is a text.
         text: a text, a set of words or a record; None where the example is an image.
@@ -56,7 +55,6 @@ class Card:
     """Card of one attack.
 
     Attributes:
-        attack: its name.
         readings: its readings, those by which it leaks first; none where nothing is judged.
         reason: why nothing is judged; empty where something is.
         examples: the best, median and worst; none if the truth is unknown.

@@ -39,16 +39,11 @@ def write_comparison_page(
     """Write the page.
 
     Args:
-        columns: the runs; the first is the one that the others are compared with.
         settings: those that are not the same in all, with a value for each run, and sentences on them.
         differences: by the name of each run but the first, how its scores differ from the first one's.
         uncompared: by the same, the attacks that only the first run scored, those that only this run did, and
         sentences on
             those that both scored, but in ways that are not compared.
-        failures: a sentence for each run that could not be read.
-
-    Raises:
-        RunError: the file cannot be written.
     """
     groups = []
     for name, items in differences.items():

@@ -54,8 +54,6 @@ class ChartGroup:
     """Charts that share a legend.
 
     Attributes:
-        drawn: the charts.
-        legend: names and looks of the curves in them.
         with_floor: whether a dotted line shows the score of the best guess.
         infinite: whether infinite values were left out.
     """
@@ -72,9 +70,6 @@ def overlay_curves(
     """Return the mean of several curves, each with an x of its own, in a band from the lowest to the highest.
 
     Args:
-        name: what they show.
-        look: colour and dashes.
-        curves: x and y of each.
         level: height of a dotted line to compare with; NaN for none.
     """
     x = np.unique(np.concatenate([points for points, _ in curves]))
@@ -165,7 +160,6 @@ def attack_charts(
     """Draw one chart for each kind of curve, all attacks laid over one another.
 
     Args:
-        looks: how each attack is drawn.
         floors: by metric and attack, the value of the best guess, a dotted line beside a curve of that metric.
     """
     present = {name for _, curves in findings for name in curves}

@@ -43,7 +43,6 @@ class AttackReading:
     """Scores of an attack in one form by one metric in one setting.
 
     Attributes:
-        reading: what they show.
         values: by victim and seed.
         floors: what the best guess gets, likewise.
         unscored: pairs of victim and seed on whom it was made, and that have no score.
@@ -60,8 +59,6 @@ class DefenseOutcome:
     """What the defense of a setting is worth against one attack, by one metric.
 
     Attributes:
-        attack: its label.
-        metric: the metric.
         control: the attack without the defense; None where it has no scores.
         naive: the attack by an adversary that does not know the defense; None where it has no scores.
         adaptive: the attack by one that does; None where it was not made.
@@ -70,7 +67,6 @@ class DefenseOutcome:
         exposed: the victim that is still exposed, see `find_exposed_victim`.
         open_question: see `explain_open_rounds`.
         word: one of `WORST_FIRST`.
-        reason: why.
     """
 
     attack: str

@@ -26,10 +26,7 @@ class UpdateScore:
     """Score of one victim in one round and seed, the mean over random starts.
 
     Attributes:
-        value: the score.
-        floor: what the best guess gets.
         gain: advantage over the floor, towards leakage, and no larger than that of a claim which counts as exact.
-        examples: number of examples, records or candidates.
     """
 
     value: float

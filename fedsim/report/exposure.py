@@ -29,8 +29,6 @@ class ExposureQuantity:
     """Values of one quantity of a measure for several clients or examples.
 
     Attributes:
-        measure: title of the measure.
-        name: of the quantity.
         larger_means: `more` or `less` is exposed where it is larger.
         values: by client or example, the mean over all rounds.
         undefined: clients or examples for which it has no value.
@@ -141,7 +139,6 @@ class ExposureTable:
         lines: a client and a text for each column; the client that is exposed most by the first column comes first.
         measures: how many of the columns say what was measured; the others say what leaked.
         clients: how many clients there are, of which `lines` may show some.
-        failures: a sentence for each measure that failed.
     """
 
     headings: Sequence[tuple[str, str]]

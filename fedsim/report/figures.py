@@ -173,9 +173,7 @@ class GalleryRow:
     """Images in a gallery under a heading, in as many lines as they need.
 
     Attributes:
-        title: the heading.
         images: `example channel height width` in [0, 1].
-        captions: two lines of text for each image.
     """
 
     title: str
@@ -219,9 +217,7 @@ class Ladder:
     """Values by name, the first one on top.
 
     Attributes:
-        title: what it shows.
         xlabel: what a larger value says.
-        names, values: a name and a value for each row.
     """
 
     title: str

@@ -117,7 +117,6 @@ def read_findings(
         failures: gets the former alone.
         score_rows: see `read_scores`.
         names: see `name_attacks`.
-        gallery: gets the images.
         card_examples: by finding, the examples that cards of the page show.
     """
     views = []
@@ -180,12 +179,7 @@ class _Viewer:
     """Everything that is needed to show a finding with the truth and the best guess.
 
     Attributes:
-        audit: knows the truth; None if it is unknown.
-        notes: gets a sentence for each truth that is not known.
-        titles: what attacks are called.
-        gallery: gets the images.
         guesses: by finding, the name of the guess that sets its floor.
-        scores: scores of single images.
         card_examples: by finding, the examples that cards of the page show.
         shared_guesses: images of guesses that several attacks on one victim are judged beside.
     """

@@ -24,9 +24,6 @@ def geometries_of_updates(
 
     Local training is simulated once more from the broadcast, with the client's own data and randomness. Defenses are
     left out.
-
-    Raises:
-        ConfigError: clients send gradients, so there are no local steps; or sums over groups are recorded.
     """
     if experiment.training.sends == "gradient":
         raise ConfigError(

@@ -28,10 +28,8 @@ def render_page(template: str, scripts: Sequence[str] = (), **values: Any) -> st
     Control characters, which a stranger's name may have, are shown as �.
 
     Args:
-        template: name of a file in `templates/` that extends `base.html.j2`.
         scripts: names of JavaScript files there. The page's Content-Security-Policy lets no other script run, and
             nothing be loaded.
-        values: values of the names in the template.
     """
     script_texts = [(TEMPLATES / name).read_text(encoding="utf-8") for name in scripts]
     allowed = " ".join(f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" for text in script_texts)

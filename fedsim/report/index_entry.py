@@ -17,19 +17,13 @@ class IndexEntry:
 
     Attributes:
         name: path below the folder of the index.
-        kind: `run` or `sweep`.
         page: name of its page in its folder; empty where there is none.
         time: seconds since 1970 when it was begun.
         training: E or T, and B.
-        verdict: the worst verdict on any attack.
         sentence: what leaked, as its page says first.
         accuracy: that of the server's last evaluation; of a sweep, the best of all cells.
-        guess: accuracy of the most frequent class.
         no_learning: why its model counts as one that has not learnt.
         state: `FINISHED`, `FAILED`, `UNFINISHED` or `RUNNING`.
-        reasons: why it is not finished.
-        problems: what is damaged.
-        version: that of fedsim.
     """
 
     name: str

@@ -108,11 +108,7 @@ def first_time(*paths: Path) -> float:
 
 
 def _read_manifest(folder: OpenRun) -> Manifest | None:
-    """Return the manifest; None for a recording that need not have one.
-
-    Raises:
-        RunError: it was removed, or altered.
-    """
+    """Return the manifest; None for a recording that need not have one."""
     noted = folder.manifest.contents
     if noted is None and (missing := explain_missing_manifest(folder)):
         raise RunError(missing)
@@ -123,9 +119,6 @@ def _check_intact(folder: OpenRun, noted: Manifest | None, path: Path) -> bool:
     """Return whether there is such a file of the run; without a manifest, its hash is unknown.
 
     Results have to be named in the manifest; of the experiment it may hold the settings instead.
-
-    Raises:
-        RunError: it is a link, or not what the run wrote, or was removed.
     """
     if path.is_symlink():
         raise RunError(f"{path}: is a symbolic link, which fedsim does not follow in a run folder; remove it")

@@ -28,11 +28,7 @@ def is_sweep(folder: Path) -> bool:
 
 
 def describe_sweep(folder: Path, entry: IndexEntry) -> None:
-    """Fill in what is known of a sweep.
-
-    Raises:
-        RunError: one of its files is missing or damaged.
-    """
+    """Fill in what is known of a sweep."""
     entry.kind = "sweep"
     entry.page = PAGE if (folder / PAGE).is_file() else ""
     entry.time = first_time(folder / TABLE, folder / CELLS)

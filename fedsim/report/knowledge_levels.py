@@ -36,7 +36,6 @@ class KnowledgeLevel:
 
     Attributes:
         level: the first that has all granted facts but those that no level has.
-        name: its name in the paper.
         beyond: facts that no level has, in words.
     """
 
@@ -67,9 +66,6 @@ def list_levels(findings: Iterable[Mapping[str, Any]]) -> dict[KnowledgeLevel, l
     learning are left out: the levels are of adversaries that see updates of single clients, and nothing else. So is
     an attack on the optimal model, which no adversary has. One that reads the model of another attack knows what
     that knew.
-
-    Args:
-        findings: the metadata of each finding.
     """
     findings = list(findings)
     facts_by_attack: dict[str, list[str]] = {}

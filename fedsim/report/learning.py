@@ -75,8 +75,6 @@ def explain_low_accuracy(accuracies: Sequence[float], guess: float, count: int, 
         accuracies: of models that were trained in the same way, each on `count` examples.
         guess: share of the most frequent class among these examples, which is never below chance; of several labels
             that of the more frequent answer to each.
-        count: number of examples.
-        advice: what is to be tried.
 
     >>> explain_low_accuracy([0.5], 0.11, 472)
     ''

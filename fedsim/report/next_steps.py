@@ -58,11 +58,8 @@ class AuditedRun:
     """What the next steps after an audit depend on.
 
     Attributes:
-        readings: each attack's scores.
         has_experiment: whether it is the run of an experiment; otherwise it was recorded elsewhere.
-        has_defense: whether clients have a defense.
         num_recorded: how many clients, or groups of them, were recorded.
-        has_failures: whether attacks failed.
         learning_changes: settings with which a model that has not learnt may learn; empty where it has learnt.
         folder: the run, as commands name it.
         command: that made the attacks, with `RUN` in place of the folder.
@@ -112,12 +109,7 @@ def describe_audited_run(
     """Return what the next steps depend on.
 
     Args:
-        config: the experiment; None where the run was recorded elsewhere.
-        num_recorded: see `AuditedRun`.
-        has_failures: likewise.
         no_learning: whether anything shows that the model has not learnt.
-        folder: see `AuditedRun`.
-        command: likewise.
     """
     has_defense = config is not None and bool(config.defense or config.secure_aggregation)
     return AuditedRun(
@@ -244,7 +236,6 @@ def suggest_after_sweep(
     Args:
         knows_defenses: whether its adversaries know the defenses.
         folder: of the sweep, as commands name it.
-        command: that runs it again.
         is_app: whether its cells run a Flower app, of which the command then names no folder.
     """
     if not answer.rows:

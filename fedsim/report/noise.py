@@ -41,7 +41,6 @@ def relative_roughness(claimed: Tensor, usual: float) -> float:
 
     Args:
         claimed: `image channel height width` in [0, 1].
-        usual: `usual_roughness` of public images.
 
     >>> import torch
     >>> smooth = torch.linspace(0, 1, 16).expand(2, 1, 16, 16)

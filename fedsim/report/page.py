@@ -37,12 +37,10 @@ def write_report(
         audit: who attacked, and where the truth is; by default the run's own experiment says so.
         failures: gets a sentence for each damaged round, each finding that cannot be shown and each panel that
             fails; the page has the others.
-        trust: import code that the run folder names.
 
     Raises:
         ConfigError: the folder holds neither an experiment nor a recording, or names code and is not trusted; or event
             files are wanted, and the package that writes them is not installed.
-        RunError: the folder cannot be written.
     """
     run = open_reported_run(folder, audit, failures, trust=trust)
     tensorboard.check_installed(*run.attack_files)

@@ -21,15 +21,9 @@ class PairedDifference:
     """Mean difference to no defense, over victims and seeds.
 
     Attributes:
-        metric: the metric.
-        differences: by victim and seed, towards leakage.
         mean: of them, towards leakage, so that a negative one is less leakage; for accuracy as it is.
         low: where its 95 % interval begins; NaN where there is none.
-        high: where it ends.
         shared_error: standard error that all victims have in common, see `subtract_control`.
-        count: how many pairs of victim and seed.
-        num_victims: of how many victims.
-        num_seeds: in how many seeds.
         is_less: whether it is below 0 beyond uncertainty, see also `is_less_among`.
         is_more: whether it is above 0 beyond uncertainty.
         is_equal: whether all scores are the same, of at least `FEWEST` pairs.
@@ -77,8 +71,6 @@ def subtract_control(
     """Subtract the scores without a defense, by victim and seed and towards leakage; None where nothing is paired.
 
     Args:
-        values: scores with the defense.
-        control: those without it.
         shared_error: standard error of a seed that all its victims have in common, such as by candidates that they
             share; from three seeds on, the seeds tell it themselves.
     """

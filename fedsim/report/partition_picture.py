@@ -51,11 +51,7 @@ def draw_partition(summary: PartitionSummary) -> Figure:
 
 
 def save_partition_picture(path: Path, summary: PartitionSummary) -> None:
-    """Write the picture to `path`, a PNG, and make its folder.
-
-    Raises:
-        ConfigError: it cannot be written.
-    """
+    """Write the picture to `path`, a PNG, and make its folder."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replace_atomically(path) as temporary:

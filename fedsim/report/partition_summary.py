@@ -55,13 +55,7 @@ class ClientExamples:
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionSummary:
-    """Data set that is partitioned among clients.
-
-    Attributes:
-        config: the experiment that says how.
-        data: the partitioned data.
-        seconds: time that loading the data set took.
-    """
+    """Data set that is partitioned among clients."""
 
     config: Config
     data: FederatedData
@@ -143,11 +137,8 @@ def load_partition_summary(
         name: a data set, or an experiment file (`.toml`).
         overrides: `key=value` settings of an experiment. Of a data set by name, the partition is `natural` by default
             where there are natural groups, with one client for each (at most 1000), and else `iid` with 10 clients.
-        fetch: download what is missing first.
-        trust: import code that a file in a run folder names.
 
     Raises:
-        ConfigError: a setting is not valid.
         DataError: the data set is missing or damaged, or cannot be downloaded.
         PluginError: nothing has this name.
     """
@@ -168,7 +159,6 @@ def _load_partition(
     """Load the data set of an experiment and partition it.
 
     Args:
-        fetch: download what is missing first.
         tables: settings that lack defaults which depend on the data set; None where there are none to fill in.
     """
     if fetch:

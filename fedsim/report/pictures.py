@@ -39,8 +39,6 @@ class Strip:
     """Images side by side in one PNG, with a line of them for each iteration.
 
     Attributes:
-        name: of the CSS class that shows it.
-        png: the picture.
         columns, lines: how many images it has in each direction.
     """
 
@@ -56,7 +54,6 @@ class ImageRow:
 
     Attributes:
         about: what the finding declares; of a guess its name, and beside which attacks it is judged.
-        strip: its images.
         steps: its images at earlier `iterations`; None where the attack kept none, or there is no room.
         iterations: of `steps`.
         psnr: of each in dB; empty if the truth is unknown.
@@ -78,10 +75,7 @@ class VictimImages:
     """Images of one victim and one message.
 
     Attributes:
-        about: what the first finding declares.
-        size: height and width of an image.
         original: the victim's images; None if they are unknown.
-        rows: the attacks.
         guesses: the best guesses that attacks are judged beside.
         scores: by metric, the best value that an attack reaches at each image.
         typical: attacks claim what classes look like.
@@ -152,7 +146,6 @@ class Gallery:
         """Add the images of one finding; findings of one victim and message come one after the other.
 
         Args:
-            about: the metadata of the finding.
             typical: it claims what classes look like.
             guess: makes the best guess that it is judged beside: its name, and as many images as are claimed.
             scores: by metric the value of each image.

@@ -21,7 +21,6 @@ class RecordCell:
     """Claimed value of one column.
 
     Attributes:
-        text: the value.
         right: whether it is the true one; True if that is unknown.
         entropy: how unsure the attack is of it; empty where it does not say.
     """
@@ -44,8 +43,6 @@ class ShownRecords:
     """Rows of a finding as the page shows them.
 
     Attributes:
-        columns: names of the columns.
-        records: the first rows.
         omitted_rows, omitted_columns: how many are not shown.
     """
 
@@ -77,9 +74,7 @@ def shown_records(rows: TableRows, dataset: Dataset | None, places: Sequence[int
     """Return some rows of a finding, with its first columns.
 
     Args:
-        rows: what is claimed, and what is true.
         dataset: says what features mean; None if it is unknown, and values are then shares of the range.
-        places: numbers of the rows; None for the first ones.
     """
     named_columns = dataset.columns if dataset else ()
     columns = named_columns or tuple(

@@ -33,7 +33,6 @@ class _Recovery:
         matches: number of examples that were recovered.
         total: number of examples that could have been.
         chance: how many would be matched by chance.
-        summary: the scores.
         says_chance: whether chance is named even where it gives few of them.
     """
 
@@ -69,7 +68,6 @@ def describe_recovery(readings: Sequence[ScoreReading], plural: str, *, are_text
     Fewer examples that came back better are told after them.
 
     Args:
-        plural: what several examples are called.
         are_texts: whether they are texts, which are recovered whole or not at all.
     """
     recoveries = _find_recoveries(readings, are_texts=are_texts)

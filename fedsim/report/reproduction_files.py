@@ -26,10 +26,7 @@ class _FileDraft:
 
     Attributes:
         scope: the rounds, victims and random starts that it attacks.
-        app: its table [app].
         knowledge: the facts that its attacks read, as it has to grant or withhold them.
-        attacks: by title, its tables of attacks.
-        findings: the findings that it makes.
     """
 
     scope: _Scope
@@ -78,7 +75,6 @@ def attack_files(
     """Yield the tables of attack files that make the findings `remaining`, with the findings that each makes.
 
     Args:
-        findings: all findings, on which an attack may build.
         audit: says whose recording it is, and whether its code is trusted.
         clients_by_round: the clients whose single update was recorded.
     """

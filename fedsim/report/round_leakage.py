@@ -22,8 +22,6 @@ class RoundLeakage:
     """Scores of one attack by its first judged metric, apart for each round.
 
     Attributes:
-        attack: its name, as its card has it.
-        metric: the metric.
         rounds: by round its summary over the victims of this round, in order; at least two.
         without_score: rounds in which no victim has a score.
         of_same_victims: whether the scores of all rounds are of the same victims.

@@ -30,8 +30,6 @@ class RunIndex:
     """Index of a folder.
 
     Attributes:
-        folder: the folder.
-        entries: the newest first.
         num_skipped: folders in it that hold no run.
         num_stores: stores of sweeps, whose cells are no entries.
     """
@@ -43,11 +41,7 @@ class RunIndex:
 
 
 def index_folder(folder: Path) -> RunIndex:
-    """Read all runs and sweeps below a folder.
-
-    Raises:
-        ConfigError: there is no such folder, it is a run itself, or it holds none.
-    """
+    """Read all runs and sweeps below a folder."""
     if not folder.is_dir():
         raise ConfigError(f"{folder}: no such folder; name the one that your runs are in")
     if is_run(folder) or is_sweep(folder):
@@ -114,11 +108,7 @@ def _read_entry(path: Path, top: Path) -> IndexEntry:
 
 
 def write_index_page(index: RunIndex) -> Path:
-    """Write the page of an index into its folder, with links relative to it.
-
-    Raises:
-        RunError: there is an `index.html` of somebody else, or the folder cannot be written.
-    """
+    """Write the page of an index into its folder, with links relative to it."""
     path = index.folder / PAGE
     check_no_link(path)
     if path.exists() and not _is_ours(path):

@@ -35,11 +35,6 @@ def compute_score_ceilings(
 
     Args:
         scores: rows of its `scores.csv`.
-        partition: name of the partition among its clients.
-
-    Raises:
-        RunError: the ledger is damaged.
-        ConfigError: likewise, a mechanism in it is out of range.
     """
     ledger = read_ledger(folder)
     if not ledger:

@@ -22,8 +22,6 @@ class Section:
 
     Attributes:
         name: its id, the name of the panel.
-        title: its heading.
-        link: its text in the navigation.
         content: what is below the heading; the page escapes it unless it is Markup.
     """
 
@@ -56,7 +54,6 @@ def render_section(name: str, panel: Panel, run: ReportedRun) -> Section | None:
     """Return what one panel shows of a run; None where that is nothing.
 
     Raises:
-        PluginError: the panel returns something else than text.
         Exception: whatever a stranger's panel raises.
     """
     content = panel.render(run)

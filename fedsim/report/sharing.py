@@ -25,7 +25,6 @@ class SharingTable:
 
     Attributes:
         summary: a sentence that says which part of the data set clients hold.
-        table: clients by classes.
         omitted_clients: how many clients the table leaves out.
     """
 

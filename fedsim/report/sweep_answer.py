@@ -48,10 +48,7 @@ class SweepAnswer:
     Attributes:
         lead: the answer in a few sentences; empty where nothing has scores.
         metric: by which the leakage in `rows` is measured; empty where nothing has scores.
-        rows: one for each setting, those without a defense first.
-        defended: whether any setting has a defense.
         guess: accuracy of the most frequent class; NaN where it is not known.
-        seeds: in which anything was scored.
         no_controls: why settings have no control, each with its name.
         defense_limits: what scores do not say of the defenses of a setting, each with its name.
         failures: sentences on attacks without results in some cells.

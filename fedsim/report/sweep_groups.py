@@ -46,14 +46,11 @@ class ScoreGroup:
     """Scores of one attack by one metric, over all victims and seeds of one setting.
 
     Attributes:
-        attack: its label.
-        metric: the metric.
         knows_defenses: whether it is the adaptive form of that attack.
         baseline: whether it counts as no attack, see `fedsim.report.verdicts.AttackTraits.baseline`.
         labels: of the axes, without attack and seed.
         mean: over victims and seeds, each the mean over rounds and random starts; may be infinite.
         low: where the 95 % interval of the mean begins; NaN where there is one value, or where one is not finite.
-        high: where it ends.
         floor: mean of what the best guess gets; NaN where there is none.
         gain: mean advantage over the floor, towards leakage.
         count: how many victims, and in how many seeds.

@@ -43,23 +43,14 @@ class SettingRow:
     """Row of one setting in the table that opens the page.
 
     Attributes:
-        name: of the setting.
-        defended: whether its clients have a defense.
         outcomes: what the defense is worth against each attack, the worst first.
         details: the same by each metric.
         leaking: attacks that leak, where it has no defense.
-        verdict: in a few words.
-        reason: why.
         leakage: of the strongest attack beyond the guess.
-        difference: to no defense.
-        accuracy: of the model.
-        accuracy_change: to no defense.
         proved: epsilon, as a range over victims and seeds.
         promise: what an epsilon of that size promises.
-        measured: epsilon, likewise.
         bytes: that a client sends in a round.
         no_learning: that its model has not learnt; empty where it has.
-        href: of a run's report.
     """
 
     name: str
@@ -97,7 +88,6 @@ def write_lead(rows: Sequence[SettingRow], warning: str) -> str:
     """Write the answer of a sweep in a few sentences.
 
     Args:
-        rows: one for each setting.
         warning: that nothing leaks without a defense; empty where something does.
     """
     if not any(row.defended for row in rows):

@@ -42,7 +42,6 @@ class MetricSection:
     """Part of the page about one metric.
 
     Attributes:
-        name: of the metric.
         direction: which values mean that more leaked.
         trade_off: leakage against accuracy; empty where no setting can be drawn.
         has_front: whether some setting in it is better than another beyond uncertainty.
@@ -50,8 +49,6 @@ class MetricSection:
         unmeasured: whether settings are not in it, because the accuracy was not measured.
         lacking: settings in it without scores of attacks that others there have, each with these attacks.
         attacked: whether any scores are of attacks, not of baselines.
-        heat: attacks by settings.
-        along: curves.
     """
 
     name: str
@@ -73,14 +70,7 @@ def is_app_sweep(folder: Path, rows: Iterable[Row]) -> bool:
 
 
 def write_sweep_page(folder: Path) -> Path:
-    """Write `sweep.html` into the folder of a sweep, from its tables alone.
-
-    Args:
-        folder: with `sweep.csv`, `cells.csv` and `sweep.toml`.
-
-    Raises:
-        RunError: one of them is missing or damaged, or the folder cannot be written.
-    """
+    """Write `sweep.html` into the folder of a sweep, from its tables alone."""
     scores, cells = read_table(folder), read_cells(folder)
     try:
         file = (folder / FILE).read_text(encoding="utf-8")

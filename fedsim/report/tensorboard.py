@@ -43,11 +43,7 @@ def check_installed(*specs: AttackFile) -> None:
 
 
 def write_events(folder: RunFolder) -> None:
-    """Write the event files of a run in the place of those that were there.
-
-    Raises:
-        RunError: a table of the run is damaged, or the folder cannot be written.
-    """
+    """Write the event files of a run in the place of those that were there."""
     from torch.utils.tensorboard import SummaryWriter  # takes seconds to import, and a package that may be missing
 
     points = [

@@ -57,8 +57,6 @@ def list_granted_facts(
     its attack had.
 
     Args:
-        audit: the audit that attacked; None if it is unknown.
-        findings: the metadata of each finding.
         attacks: by title, the class; None if it is unknown.
     """
     # Which facts each attack was handed.

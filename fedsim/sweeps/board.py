@@ -22,8 +22,6 @@ class SweepBoard:
     """Current states of the cells of a sweep.
 
     Attributes:
-        folder: folder of the sweep's tables.
-        store: store of the cells.
         plan: cells and federations of the sweep; those that end are added to the finished ones.
         failed: by key, the reason why a cell has no marker.
         skipped: why all cells that are not done are skipped; empty where they are not.
@@ -62,11 +60,7 @@ class SweepBoard:
         return None
 
     def write(self) -> None:
-        """Write both tables.
-
-        Raises:
-            RunError: the folder cannot be written.
-        """
+        """Write both tables."""
         write_table(self.folder, self.plan.grid.axes, self.score_rows())
         write_cells(self.folder, self.plan.grid.axes, self._cell_rows())
 

@@ -50,7 +50,6 @@ class SweepCell:
     """One attack on one federation.
 
     Attributes:
-        point: its point in the grid.
         config: its experiment, with every setting written out, as its run folder holds it.
         title: title of its attack there; other attacks are those that it builds on.
         defense_limits: sentences on what scores do not say of its defenses, see `describe_defense_limits`.
@@ -110,9 +109,6 @@ def build_cells(grid: SweepGrid, *, trust: bool) -> list[SweepCell | InvalidPoin
     A value of an axis that makes all of its cells invalid is an error; one that suits some cells is
     not.
 
-    Args:
-        trust: import code that a file in a run folder names.
-
     Raises:
         ConfigError: a value makes all of its cells invalid, or two cells have the same settings.
         DataError: data are missing.
@@ -159,7 +155,6 @@ def build_cell(grid: SweepGrid, point: GridPoint, *, trust: bool) -> SweepCell:
 
     Raises:
         ConfigError: its settings are invalid.
-        DataError, PluginError: as from `build_cells`.
     """
     tables, where = grid.tables(point), grid.file.where
     attack = tables["attack"][0]
@@ -256,12 +251,7 @@ def _attack_inputs(config: Config, title: str) -> dict[str, Any]:
 
 
 def _hash_data(config: Config) -> str:
-    """Hash the files that the data set reads, or its examples where fedsim knows no such files.
-
-    Raises:
-        DataError: a file is missing or cannot be read.
-        PluginError: the data set ended the program.
-    """
+    """Hash the files that the data set reads, or its examples where fedsim knows no such files."""
     return _cached_data_hash(config.data.model_dump_json(), find_data_folder())
 
 

@@ -45,14 +45,7 @@ class ControlledCells:
 
 
 def find_controls(grid: SweepGrid, cells: Sequence[SweepCell], *, trust: bool) -> ControlledCells:
-    """Find the control of each cell of `grid`, and build those that it lacks.
-
-    Args:
-        trust: import code that a file in a run folder names.
-
-    Raises:
-        DataError, PluginError: as from `build_cells`.
-    """
+    """Find the control of each cell of `grid`, and build those that it lacks."""
     result = ControlledCells()
     undefended: dict[str, SweepCell] = {}
     for cell in cells:

@@ -70,9 +70,7 @@ class SweepFile:
     """Contents of a sweep file.
 
     Attributes:
-        where: name of the file in error texts.
         folder: folder to which paths in values of axes are relative.
-        sweep: its [sweep] table.
         base: the tables of the experiment from which every cell starts, as in an experiment file.
         is_own: whether the user wrote both files, so that code which they name may be imported.
     """
@@ -116,14 +114,8 @@ def parse_sweep(
 
     Args:
         tables: [sweep], and the experiment's unless a base is named; they are changed.
-        where: name of the tables in error texts.
         folder: folder to which paths are relative.
-        is_own: whether they are the user's own.
-        changes: keys and values to set.
         kind: as for `read_sweep`.
-
-    Raises:
-        ConfigError: as from `read_sweep`.
     """
     check_possible(tables, where)
     sweep_table = tables.pop("sweep", None)

@@ -30,7 +30,6 @@ class GridPoint:
     Attributes:
         labels: labels of values by axis, in the order of the sweep file; `attack` is one of the
             axes.
-        values: values by axis.
         seed: `federation.seed`.
         same: axes of tables that vary together with another axis and have the same label.
         is_added: whether the sweep adds it, as the control of cells with a defense.
@@ -58,7 +57,6 @@ class SweepGrid:
     """All combinations that a sweep file describes.
 
     Attributes:
-        file: the sweep file.
         axes: keys of all axes except `attack`, in the order of the file.
         attacks: tables of the attacks of the axis, and of those that the base names.
         points: combinations, in the order of the sweep's tables.
@@ -92,12 +90,7 @@ class SweepGrid:
 
 
 def build_grid(file: SweepFile) -> SweepGrid:
-    """Build the grid that a sweep file describes.
-
-    Raises:
-        ConfigError: no attack is named, two values of an axis have the same label, or an exclusion
-            matches no cell.
-    """
+    """Build the grid that a sweep file describes."""
     # Label the values of all axes.
     axes = dict(file.sweep.axes)
     base_attacks = file.base.get(ATTACK, [])

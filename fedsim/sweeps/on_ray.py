@@ -38,18 +38,13 @@ def run_in_actors(
     none waits for an actor without a core, because a host died or others use the cluster.
 
     Args:
-        queue: jobs that can be started.
         workers: most actors at once; by default as many as there are cores.
         prepare: called once in each actor with `arguments`; entering its result gives the function
             that does a job.
-        arguments: of `prepare`.
-        address: a Ray cluster to join.
         shared: a file that all hosts have to see; jobs fail on a host that does not.
 
     Raises:
         InstallationError: Ray is not installed.
-        RunError: Ray could not be started or reached, or has no core for a single actor for ten
-            minutes.
     """
     with ray_session(address, workers, "sweep"):
         import ray

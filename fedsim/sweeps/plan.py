@@ -32,8 +32,6 @@ class SweepPlan:
     """Cells of a sweep, and the results that exist.
 
     Attributes:
-        grid: grid of the sweep file.
-        cells: cells that apply, in the order of the grid.
         inapplicable: points that do not apply, each with the reason.
         finished_cells: markers of finished cells by key; a cell that crashed is tried again.
         finished_federations: markers of finished federations by key, likewise.
@@ -113,8 +111,6 @@ def plan_sweep(file: SweepFile, store: CellStore, *, trust: bool) -> SweepPlan:
     """Plan the sweep of a file: find the cells that apply and those that are finished.
 
     Raises:
-        ConfigError: the file describes invalid cells, or none that applies.
-        TrustError: it is in a run folder, and names a cluster to join.
         DataError, InstallationError, PluginError: a part that a cell needs is missing or does not
             load.
     """
@@ -181,12 +177,7 @@ def _find_inapplicable(cells: Iterable[SweepCell], store: CellStore) -> dict[str
 
 
 def _error_of(check: Callable[[], object]) -> str:
-    """Run `check` and return the text of its error; '' where there is none.
-
-    Raises:
-        DataError, InstallationError, PluginError: a part is missing or does not load, which affects
-            all cells.
-    """
+    """Run `check` and return the text of its error; '' where there is none."""
     try:
         check()
     except (DataError, InstallationError, PluginError):

@@ -15,7 +15,6 @@ class SweepJob:
 
     Attributes:
         cell: the cell, or one of those that need the federation.
-        federates: whether the job runs the federation.
     """
 
     cell: SweepCell
@@ -35,8 +34,6 @@ class JobQueue:
 
     Args:
         federations: the first cell of each federation that is to be run.
-        cells: cells to be attacked.
-        workers: most jobs at once.
         memory: bytes for all jobs together.
     """
 

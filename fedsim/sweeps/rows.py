@@ -34,7 +34,6 @@ def sweep_rows(
     """Return an attack's rows of `sweep.csv`, without the columns of the grid point and `run`.
 
     Args:
-        title: title of the attack there.
         planned: planned attacks; those without a score have a row without a metric.
         variants: by title the variant whose scores these are, where the run may have findings of earlier settings.
         role: who attacks, against whom epsilons are proved.

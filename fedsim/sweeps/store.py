@@ -48,7 +48,6 @@ class Marker:
         rows: rows of `sweep.csv`, without the columns of the grid point; none for a federation.
         failures: a sentence for each failure, such as that of an attack.
         crashed: whether a failure may not occur again: a program's error, or a process that died.
-        seconds: duration.
         memory: most bytes that its process used; 0 where the system does not report it.
     """
 
@@ -65,11 +64,7 @@ _MARKER = TypeAdapter(Marker)
 
 @dataclass(frozen=True)
 class StoreEntry:
-    """Entry of the store for a federation or a cell.
-
-    Attributes:
-        folder: its run folder.
-    """
+    """Entry of the store for a federation or a cell."""
 
     folder: OpenRun
 
@@ -93,11 +88,7 @@ class StoreEntry:
         return marker
 
     def read_marker(self) -> Marker | None:
-        """Read the marker without checking the run; None where it is missing or damaged.
-
-        Raises:
-            RunError: it exists and cannot be read.
-        """
+        """Read the marker without checking the run; None where it is missing or damaged."""
         try:
             content = parse_json(self.marker_path.read_bytes())
             require_seal(content["seal"], self._sealed_text(content["marker"]))
@@ -115,9 +106,6 @@ class StoreEntry:
 
         Args:
             **known: attributes of the `Marker` other than `files`.
-
-        Raises:
-            RunError: the store cannot be written.
         """
         files = {name: cached_file_hash(self.folder.path / name) for name in self.list_files}
         marker = asdict(Marker(files=files, **known))
@@ -146,7 +134,6 @@ class StoreEntry:
 
         Raises:
             ConfigError: it holds files that are of no run.
-            RunError: it cannot be written.
         """
         self.remove_marker()
         manifest = self.folder.manifest
@@ -190,11 +177,7 @@ class CellStore:
     path: Path
 
     def create_folders(self) -> None:
-        """Create the folders that do not exist yet.
-
-        Raises:
-            RunError: it cannot be written.
-        """
+        """Create the folders that do not exist yet."""
         for folder in (self.path / FEDERATIONS, self.path / CELLS):
             try:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -229,11 +212,7 @@ def is_prepared(entry: StoreEntry, config: Config, recording: Marker) -> bool:
 
 
 def prepare_cell(entry: StoreEntry, config: Config, federation: StoreEntry) -> None:
-    """Prepare a cell's locked run folder: the recording of `federation`, the attacks of `config`.
-
-    Raises:
-        FedsimError: the store cannot be written.
-    """
+    """Prepare a cell's locked run folder: the recording of `federation`, the attacks of `config`."""
     entry.clear()
     source, target = federation.folder.path, entry.folder.path
     try:

@@ -78,7 +78,6 @@ class SweepTableFile:
     Attributes:
         axes: columns of axes except `attack`, in the order of the sweep file.
         rows: values by column; missing values are empty texts.
-        text: text of the file.
     """
 
     axes: tuple[str, ...]
@@ -92,20 +91,12 @@ def table_columns(axes: Sequence[str], rest: Sequence[str]) -> tuple[str, ...]:
 
 
 def write_table(folder: Path, axes: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write `sweep.csv` in one step.
-
-    Raises:
-        RunError: the folder cannot be written.
-    """
+    """Write `sweep.csv` in one step."""
     _write_sealed(folder / TABLE, as_csv(table_columns(axes, SCORES), rows))
 
 
 def write_cells(folder: Path, axes: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write `cells.csv` in one step.
-
-    Raises:
-        RunError: the folder cannot be written.
-    """
+    """Write `cells.csv` in one step."""
     _write_sealed(folder / CELLS, as_csv(table_columns(axes, STATES), rows))
 
 

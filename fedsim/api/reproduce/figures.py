@@ -54,12 +54,6 @@ class Figure:
 def parse_figure(text: str, where: str) -> Figure:
     """Read a printed figure.
 
-    Args:
-        where: what an error calls its place.
-
-    Raises:
-        ConfigError: the text is no figure.
-
     >>> parse_figure("27.8 ± 0.3", "table 2").value
     27.8
     """

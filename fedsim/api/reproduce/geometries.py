@@ -26,8 +26,6 @@ def geometry_figures(
     """Return the figures of a table, by row and quantity; rows that are done are not made again.
 
     Args:
-        scale: `quick` or `full`.
-        folder: for a run of each row.
         beside: to which paths in the recipe are relative.
         decimals: by quantity, how many digits behind the point.
 

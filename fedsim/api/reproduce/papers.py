@@ -56,8 +56,6 @@ class PublishedTable(Table):
     """Table or figure of a paper.
 
     Attributes:
-        title: its number and what it is about.
-        setting: the paper's setting.
         spread: what stands behind ± in the paper.
         differs: what differs in ours, whatever made it.
         quantities: by the names that rows use.
@@ -111,9 +109,7 @@ class KeptResult(Table):
     """Our results for a paper's table.
 
     Attributes:
-        table: the name of the paper's table.
         name: what distinguishes it from other results for the same table.
-        date: the day on which the figures were written down.
         command: what makes them again.
         commit: of the repository, where the command names files that only this commit has.
         note: of the run: victims, hardware, what ± is.
@@ -205,11 +201,7 @@ def commit_sentence(results: Iterable[KeptResult | Details]) -> str:
 def read_figures(
     rows: Mapping[str, Mapping[str, str]], known: Mapping[str, PublishedQuantity], where: str
 ) -> FigureTable:
-    """Parse all figures of a table.
-
-    Raises:
-        ConfigError: a quantity that the table does not declare, or a text that is no figure.
-    """
+    """Parse all figures of a table."""
     for row, texts in rows.items():
         for unknown in texts.keys() - known.keys():
             raise ConfigError(f"{where}: {row}: no quantity is called '{unknown}', {did_you_mean(unknown, known)}")
@@ -236,11 +228,7 @@ def read_papers() -> Mapping[str, PublishedPaper]:
 
 @cache
 def read_results() -> Mapping[str, KeptFile]:
-    """Return all kept results by paper.
-
-    Raises:
-        ConfigError: a file names no paper or no table of it.
-    """
+    """Return all kept results by paper."""
     files: dict[str, KeptFile] = {name: KeptFile(paper=name) for name in read_papers()}
     for path in sorted(PACKAGE_FOLDER.glob("kept/*.toml")):
         file = validate_tables(KeptFile, read_toml(path), path.name)
@@ -258,11 +246,7 @@ def read_results() -> Mapping[str, KeptFile]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read the tables of a file of this package, dates as text.
-
-    Raises:
-        ConfigError: it is not TOML.
-    """
+    """Read the tables of a file of this package, dates as text."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
@@ -284,11 +268,7 @@ def _dates_as_text(tables: dict[str, Any]) -> dict[str, Any]:
 
 
 def find_tables(name: str) -> list[tuple[str, str]]:
-    """Return paper and table of `sme`, `sme/table2-femnist`, or `sme/table2`: all tables whose names begin so.
-
-    Raises:
-        ConfigError: there is no such paper or table.
-    """
+    """Return paper and table of `sme`, `sme/table2-femnist`, or `sme/table2`: all tables whose names begin so."""
     paper, _, table = name.partition("/")
     if paper not in read_papers():
         raise ConfigError(f"reproduce: no paper is called '{paper}', {did_you_mean(paper, read_papers())}")
@@ -307,11 +287,7 @@ def find_tables(name: str) -> list[tuple[str, str]]:
 def compare_figures(
     paper: str, table: str, rows: Mapping[str, Mapping[str, str]], where: str
 ) -> list[FigureComparison]:
-    """Compare our figures with the paper's, in the order of the paper's rows and quantities.
-
-    Raises:
-        ConfigError: a row or a quantity that the paper's table does not have.
-    """
+    """Compare our figures with the paper's, in the order of the paper's rows and quantities."""
     published_table = read_papers()[paper].table[table]
     published = published_table.published_figures(f"{paper}.toml: {table}")
     for unknown in () if published_table.more else rows.keys() - published_table.rows.keys():

@@ -61,8 +61,6 @@ class Scale(Table):
     """Scale at which a table is run.
 
     Attributes:
-        minutes: how long it takes, once measured.
-        on: on what.
         note: what it leaves out.
         tables: what differs in the sweep file, such as `{"federation": {"clients": 3}}`; lists are replaced.
     """
@@ -116,9 +114,7 @@ class SweepRecipe:
     """Recipe with the sweep that it needs.
 
     Attributes:
-        recipe: what to read where.
         tables: those of the sweep file, without [reproduce].
-        where: the name of the file.
     """
 
     recipe: TableRecipe
@@ -140,11 +136,7 @@ class SweepRecipe:
 
 @cache
 def find_recipe(paper: str, table: str) -> SweepRecipe | None:
-    """Return the recipe of a table; None where no sweep file has one.
-
-    Raises:
-        ConfigError: a row or a quantity that the paper's table does not have.
-    """
+    """Return the recipe of a table; None where no sweep file has one."""
     path = PACKAGE_FOLDER / "sweeps" / f"{paper}-{table}.toml"
     if not path.exists():
         return None
@@ -184,7 +176,6 @@ def read_sweep_figures(recipe: TableRecipe, scores: Scores, decimals: Mapping[st
     """Read the figures of a sweep, by row and quantity; what was not run is left out.
 
     Args:
-        recipe: where they stand.
         decimals: by quantity, how many digits behind the point.
     """
     figures = {}
@@ -230,7 +221,6 @@ def _figure(reading: FigureSource, lines: Sequence[Mapping[str, str]], recipe: T
 
     Args:
         lines: rows of `sweep.csv` of one setting.
-        recipe: says what the spread is.
         decimals: how many digits behind the point.
     """
     attack = reading.attack or (lines[0]["attack"] if lines else "")

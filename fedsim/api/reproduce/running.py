@@ -43,7 +43,6 @@ class ReproductionOutcome:
         comparisons: our figures compared with the paper's.
         failures: a sentence for each cell that failed.
         left_out: a sentence for each cell that does not apply.
-        folder: of the sweep.
     """
 
     kept: KeptResult
@@ -54,11 +53,7 @@ class ReproductionOutcome:
 
 
 def require_recipe(paper: str, table: str) -> SweepRecipe:
-    """Return the recipe of a table.
-
-    Raises:
-        ConfigError: no sweep makes the table; the sentence has the commands that do.
-    """
+    """Return the recipe of a table."""
     sweep_recipe = find_recipe(paper, table)
     if sweep_recipe is None:
         commands = dict.fromkeys(kept.command.strip() for kept in read_results()[paper].kept if kept.table == table)
@@ -76,9 +71,6 @@ def reproduce_table(paper: str, table: str, scale: ScaleName, store: Path | None
     """Run the sweep of a table, as far as it is not done, and compare.
 
     Args:
-        paper: a paper's name.
-        table: the name of one of its tables.
-        scale: `quick` or `full`.
         store: of the cells that sweeps share; `runs/cells` by default.
 
     Raises:

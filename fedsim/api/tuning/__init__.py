@@ -128,11 +128,7 @@ def tune(
 
 
 def read_experiment(path: Path, *, trust: bool) -> tuple[Config, OpenRun | None, str]:
-    """Return the experiment in a file or a run folder, the run if it is one, and its name.
-
-    Raises:
-        ConfigError: there is none, as of a recording made elsewhere.
-    """
+    """Return the experiment in a file or a run folder, the run if it is one, and its name."""
     if not path.is_dir():
         return load_config(path, trust=trust), None, path.stem
     run = OpenRun(find_run(path))
@@ -146,11 +142,7 @@ def read_experiment(path: Path, *, trust: bool) -> tuple[Config, OpenRun | None,
 
 
 def _make_folder(folder: Path, file: Path) -> None:
-    """Make the folder of the trials beside the attack file, before hours are spent.
-
-    Raises:
-        RunError: nothing can be written there.
-    """
+    """Make the folder of the trials beside the attack file, before hours are spent."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -200,11 +192,7 @@ def tune_attacks(
 
 
 def _choose_attacks(config: Config, name: str | None) -> list[tuple[AttackTable, Attack]]:
-    """Return the attacks to tune: those of the experiment, or the one that is named.
-
-    Raises:
-        ConfigError: there is none that can be tuned.
-    """
+    """Return the attacks to tune: those of the experiment, or the one that is named."""
     pairs = build_attacks(config)
     if name is not None:
         named = [(table, attack) for table, attack in pairs if table.title == name]

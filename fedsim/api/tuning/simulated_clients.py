@@ -36,15 +36,12 @@ def simulated_experiment(config: Config, broadcast: State | None, victim: int, c
     All that differs is who holds what: the clients hold public examples, so nothing of the victim's is in it.
 
     Args:
-        config: the experiment, resolved.
         broadcast: w_t, from which they start; None for the experiment's own first weights.
         victim: the client whose number of examples and defenses they have.
         clients: how many there are at most; fewer where there are not enough public examples.
-        folder: where w_t is written.
 
     Raises:
         DataError: there are too few public examples.
-        KnowledgeError: the server sees sums over clients alone.
     """
     if config.secure_aggregation is not None:
         raise KnowledgeError(

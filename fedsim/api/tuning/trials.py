@@ -165,13 +165,8 @@ class SimulatedTrials:
     """Trials of one attack on the run of the simulated clients, which keeps their findings.
 
     Args:
-        run: whose clients are simulated.
-        config: its experiment.
         position: the attack's among those that are tuned.
-        table: the attack's.
-        attack: built of it.
         iterations: of a trial, at most.
-        follow: called after iterations.
     """
 
     def __init__(

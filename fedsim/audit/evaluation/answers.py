@@ -162,7 +162,6 @@ class AnsweredNumbers:
     """Single numbers of answers, `number` each.
 
     Attributes:
-        claimed: by the attack.
         true: what the client would have answered without a defense.
         guessed: the mean answer of a client.
         determined: whether the cohorts determine it.
@@ -179,11 +178,7 @@ class AnsweredNumbers:
 def _pair_answers(
     finding: AnsweredValues, true_answers: Mapping[str, Tensor], means: Mapping[str, Tensor]
 ) -> AnsweredNumbers:
-    """Return the numbers of all answers that the truth knows.
-
-    Raises:
-        DataError: the truth has other shapes than the claims, or none of these answers.
-    """
+    """Return the numbers of all answers that the truth knows."""
     parts: dict[str, list[Tensor]] = {name.name: [] for name in fields(AnsweredNumbers)}
     for name, values in finding.values.items():
         for index, number in enumerate(finding.rounds[name].tolist()):

@@ -81,8 +81,6 @@ class EpsilonComparison:
         defense: its label in the ledger.
         rounds: number of rounds in which the client sent, or may have sent.
         proved: upper bound from the ledger; infinite where nothing is proved.
-        delta: of both bounds.
-        measured: lower bound.
         confidence: that all lower bounds of the run hold at once.
     """
 
@@ -139,11 +137,7 @@ class EpsilonComparison:
 
 
 def read_epsilons(folder: RunFolder) -> list[EpsilonComparison]:
-    """Read `empirical-epsilon.csv`; empty where there is none.
-
-    Raises:
-        RunError: it is damaged.
-    """
+    """Read `empirical-epsilon.csv`; empty where there is none."""
     rows = read_rows(folder.epsilons, COLUMNS, _NUMBER_COLUMNS, _COUNT_COLUMNS)
     try:  # read_rows lets numbers be missing, and takes 1.5 for one
         return [_parse_comparison(row) for row in rows]
@@ -174,7 +168,6 @@ def measure_epsilon(folder: OpenRun, experiment: Experiment) -> None:
     """Measure epsilon of the run in `folder`, whose clients carried canaries, and save the results.
 
     Raises:
-        TranscriptError: a round is damaged.
         RunError: the ledger is damaged, a defense failed, or no client with canaries sent anything.
     """
     if experiment.central_privacy is not None:
@@ -196,10 +189,6 @@ def _compare_epsilons(experiment: Experiment, transcript: Transcript, ledger: Se
     Args:
         transcript: of all that was recorded of the run.
         ledger: what clients did and what is proved of it, see `fedsim.privacy.ledger`.
-
-    Raises:
-        TranscriptError: a round is damaged.
-        RunError: no client with canaries sent anything that is recorded.
     """
     table = experiment.config.canaries
     assert table is not None
@@ -277,11 +266,7 @@ def _list_recorded_rounds(transcript: Transcript, client: int) -> list[int]:
 
 
 def _audit_server(experiment: Experiment, folder: OpenRun) -> EpsilonComparison:
-    """Compare the epsilons of one client under the server's mechanism, for who sees the models alone.
-
-    Raises:
-        RunError: too few models are recorded to see what the canaries moved.
-    """
+    """Compare the epsilons of one client under the server's mechanism, for who sees the models alone."""
     table, privacy, canaries = experiment.config.canaries, experiment.central_privacy, experiment.server_canaries
     assert table is not None
     assert privacy is not None

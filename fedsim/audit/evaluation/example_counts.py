@@ -106,9 +106,6 @@ def score_count(claimed: int, true: int, others: Sequence[int], *, is_granted: b
     median where each has the weight 1 / N.
 
     Args:
-        claimed: the number that the attack claims.
-        true: N.
-        others: N of each other client.
         is_granted: whether the adversary reads N in the messages.
     """
     guesses = dict[str, float]()

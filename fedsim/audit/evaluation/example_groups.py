@@ -163,8 +163,6 @@ def score_groups(groups: Tensor, holders: Tensor, data: Tensor) -> list[Score]:
     """Score which examples are claimed to be of one client.
 
     Args:
-        groups: `example`, the claimed groups.
-        holders: `example`, the true clients.
         data: `example ...`, the recovered examples, for the guess by k-means.
     """
     from sklearn.metrics import adjusted_rand_score  # takes a second

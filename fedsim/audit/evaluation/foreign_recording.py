@@ -256,12 +256,7 @@ class ForeignRecording(Case):
         return _records_in_model_units(drawn.inputs, drawn.labels, value_range, "candidates")
 
     def draw_candidates(self, clients: Sequence[int], non_members: str, most: int) -> CandidateRecords:
-        """Draw members from the truth file of the victim, others from the public file or from those of other clients.
-
-        Raises:
-            UnknownTruthError: there is no such file.
-            DataError: the files have no records of equal classes, or of another kind.
-        """
+        """Draw members from the victim's truth file, others from the public file or from those of other clients."""
         held = self.truth(clients[0], None, clients if len(clients) > 1 else ())
         in_other_files = self.examples_in_files({*map(str, clients), PUBLIC_KEY})
         others = self.public() if non_members == HELD_OUT else in_other_files
@@ -308,11 +303,7 @@ def _as_examples(records: Truth | PublicExamples) -> Examples:
 def _records_in_model_units(
     data: Tensor, labels: Tensor, value_range: Sequence[float | Sequence[float]] | None, fact: str
 ) -> Records:
-    """Return records of truth files as the model is fed with them, which tokens are as they are.
-
-    Raises:
-        ConfigError: it is not known how.
-    """
+    """Return records of truth files as the model is fed with them, which tokens are as they are."""
     if not data.is_floating_point():
         return Records(inputs=data, labels=labels)
     if value_range is None:
@@ -334,9 +325,6 @@ def drop_held_examples(public: PublicExamples, truths: Sequence[Truth]) -> Publi
     """Return the public examples without those that a client holds, which would give them away; a warning counts them.
 
     Images count as equal where they differ by rounding alone, as where one of them was standardised.
-
-    Raises:
-        ConfigError: none is left.
     """
     kept = _find_unheld_examples(public, truths)
     count = len(public.data)

@@ -96,7 +96,6 @@ def _search_guesses(
 
     Args:
         guesses: examples and their similarity at w_t; the best ones first.
-        labels: that are claimed.
     """
     position = "position"
 

@@ -45,7 +45,6 @@ class Imputation:
     anything.
 
     Attributes:
-        column: that is predicted.
         shares: `category`, its frequency in the public records.
         model: scikit-learn's gradient boosting; None where all public records have one category.
     """
@@ -56,11 +55,7 @@ class Imputation:
 
     @classmethod
     def fit(cls, public: Examples, column: Column, seed: int) -> Imputation:
-        """Fit to the public records, or to 20,000 of them drawn by `seed`; the same at each call.
-
-        Raises:
-            DataError: there are none.
-        """
+        """Fit to the public records, or to 20,000 of them drawn by `seed`; the same at each call."""
         from sklearn.ensemble import HistGradientBoostingClassifier  # takes a second
         from threadpoolctl import threadpool_limits
 

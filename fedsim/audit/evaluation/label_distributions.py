@@ -98,9 +98,6 @@ def score_distribution(claimed: Tensor, labels: Tensor, public: Tensor | None) -
         claimed: `class`, the shares.
         labels: `example`, of the victim's training data, or masks `example height width`, whose pixels are counted.
         public: likewise, labels of public data; None where there are none.
-
-    Raises:
-        DataError: the labels are no classes, or more classes than the attack knows.
     """
     claimed, count = claimed.double(), len(claimed)
     if labels.is_floating_point():

@@ -115,8 +115,6 @@ def score_links(scores: Tensor, closeness: Tensor | None, rounds: Tensor, is_vic
     Args:
         scores: `message`, higher where the victim is the likelier sender.
         closeness: `message`, likewise by N alone; None where the adversary does not know N.
-        rounds: `message`, its round.
-        is_victims: `message`, whether the victim sent it.
     """
     shares, shares_by_size, chances = list[float](), list[float](), list[float]()
     for number in torch.unique(rounds[is_victims]).tolist():

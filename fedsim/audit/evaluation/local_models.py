@@ -198,23 +198,18 @@ def score_local_model(
     an attack above it has found something that is not on the way from one sent model to another.
 
     Args:
-        claimed: what the attack returned.
         optimum: theta_c*, see `fedsim.audit.evaluation.local_optimum`.
         proxies: models that anybody has who reads the messages, by name: the global one, the
             victim's last-returned one, the first one w_0.
-        model: lends its architecture.
         inputs: `example ...`, the victim's training data in model units.
         labels: `example`, class indices or standardised targets.
-        loss: what the client minimises.
         references: `example ...` each, draws of public examples in model units. Zest is the mean
             over them.
         other_optimum: the second optimum; None leaves `zest_other_start` out.
         modality: name of the kind of examples; inferred where it is empty.
         target: mean and standard deviation that targets were standardised with.
-        cache: for further calls with the same references.
 
     Raises:
-        AttackError: the claimed model has another architecture.
         DataError: the optimum or a proxy has another architecture, or there are no references.
     """
     optimum_state = _checked_state(model, optimum, "the optimal local model")

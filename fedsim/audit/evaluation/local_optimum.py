@@ -53,17 +53,9 @@ def local_optimum(
         start: w_0 of the federation.
         inputs: `example ...`, the client's training data in model units.
         labels: `example`, class indices or targets.
-        loss: what the client minimises.
-        iterations: steps of gradient descent.
-        batch_size: most examples in a step.
 
     Returns:
         A state with the names that `start` has for this model, in its types.
-
-    Raises:
-        ConfigError: `iterations` or `batch_size` is not positive.
-        DataError: `start` is of another architecture, or there are no examples.
-        RunError: training diverged.
     """
     for name, value in (("iterations", iterations), ("batch_size", batch_size)):
         if not value > 0:

@@ -70,10 +70,6 @@ def score_masks(claimed: Tensor, true: Tensor, public: PublicExamples | None, rn
         claimed: `claim height width`, class indices.
         true: `example height width`, class indices.
         public: examples that the victim does not hold, with masks like its own.
-        rng: draws random masks.
-
-    Raises:
-        DataError: pixels seem to be marked by 255 that count for nothing.
     """
     if complaint := describe_ignored_pixels(true):
         raise DataError(f"the masks to score by: {complaint}")

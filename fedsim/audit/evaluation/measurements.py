@@ -34,7 +34,6 @@ def measure_claims(claimed: Tensor, truth: Truth, weights: Path | None) -> Metri
     A true text without any token has no value. Texts also have `words_found`, of all together.
 
     Args:
-        claimed: `claim ...`.
         weights: folder with weights of networks.
     """
     return measure_sets([claimed], truth, weights, CPU)[0]
@@ -148,7 +147,6 @@ def measure_chance_matches(
     """Return, by each metric whose evidence is `matches`, the share that claims match by chance.
 
     Args:
-        claimed: `claim ...`.
         others: examples that it does not hold.
         weights: folder with weights of networks.
         device: on which metrics of fedsim compare.
@@ -210,11 +208,7 @@ def _metrics_of(truth: Truth) -> Mapping[str, ExampleMetric]:
 
 
 def _pair_sets(claimed_sets: Sequence[Tensor], truth: Truth, device: torch.device) -> list[Tensor]:
-    """Return the claims of each set that are assigned to the true examples, in their order, on `device`.
-
-    Raises:
-        PluginError: the pairs have another shape than the true examples, and would be broadcast.
-    """
+    """Return the claims of each set that are assigned to the true examples, in their order, on `device`."""
     modality = find_modality(truth.modality)
     if not is_own(type(modality)):  # those of any package may change what they are given
         paired_sets = [modality.pair_claims(claimed.clone(), truth.data.clone()) for claimed in claimed_sets]

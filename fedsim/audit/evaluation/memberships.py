@@ -124,7 +124,6 @@ class MembershipEvaluator(Evaluator[Membership]):
         Raises:
             UnknownTruthError: no truth file is named for the client of a recording made elsewhere, or the candidates
                 were not drawn from truth files.
-            DataError: other candidates were granted than there are now, as truth files may change.
         """
         clients = group_members(about) or (int(about["victim"]),)
         granted = about.get("knowledge") or {}
@@ -172,12 +171,7 @@ def score_membership(scores: Tensor, is_member: Tensor) -> list[Score]:
     because the threshold is lowered until the next non-member would reach it.
 
     Args:
-        scores: `candidate`.
         is_member: `candidate`, whether the victim trained on it.
-
-    Raises:
-        DataError: all candidates are members, or none is, or there are more or fewer of them than
-            scores.
     """
     if scores.shape != is_member.shape:
         raise DataError(f"truth: the attack scores {len(scores)} candidates, the truth is about {len(is_member)}")

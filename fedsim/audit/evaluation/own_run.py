@@ -298,11 +298,7 @@ class OwnRun(Case):
             )
 
     def private_parts(self, client: int, *, is_first_round: bool) -> State:
-        """Return the parts that `client` keeps, as they are before its first round.
-
-        Raises:
-            DataError: another round is attacked, in which they have been trained.
-        """
+        """Return the parts that `client` keeps, as they are before its first round."""
         if not is_first_round:
             raise DataError(
                 f"adversary.knowledge.private_parts: client {client} took part before, or the recording does not say, "

@@ -94,7 +94,6 @@ def find_trade_off(
         ledger: rows of the run, see `fedsim.privacy.ledger`.
         clients: the victim, or the clients of an attacked sum.
         last_round: the last that the attack saw.
-        attacker: who attacks, a value of `adversary.who`.
     """
     curves: dict[tuple[Mechanism, ...], TradeOff | None] = {}
     reason = "no defense proves a guarantee"
@@ -131,7 +130,6 @@ def compute_ceiling(
     Args:
         row: of `scores.csv`.
         knowledge: what the attack was granted, by name.
-        partition: name of the partition among clients.
         curve: see `find_trade_off`.
     """
     metric = str(row["metric"])
@@ -169,7 +167,6 @@ def compute_chance(row: Mapping[str, Any], ceiling: float, curve: TradeOff) -> f
     Args:
         row: of `scores.csv`.
         ceiling: the largest expected value.
-        curve: the trade-off curve behind it.
     """
     from scipy.stats import beta, binom
 

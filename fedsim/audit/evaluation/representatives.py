@@ -146,11 +146,6 @@ def score_representatives(
         data: `example channel height width`, the victim's images in [0, 1].
         labels: `example`, their classes.
         public: public images of the same kind, if there are any.
-        rng: draws the noise.
-        modality: name of the kind of the victim's examples.
-
-    Raises:
-        DataError: claims and images differ in shape, or are of a regression.
     """
     if finding.labels.is_floating_point() or labels.is_floating_point():
         raise DataError("truth: representatives belong to classes, and a regression has none; attack a classifier")

@@ -226,9 +226,6 @@ def find_rows(rows: Tensor, truth: Truth, counted: int = 0) -> Tensor:
     Args:
         truth: names the ids of its rows; without them they are counted from 0.
         counted: rows of each step, where messages name none and `rows` are positions; else 0.
-
-    Raises:
-        DataError: a row is not in it, or it is unknown which rows are claimed.
     """
     if counted and (counted != len(truth.data) or truth.rows is not None):
         named = ", which names its rows" if truth.rows is not None else ""

@@ -124,7 +124,6 @@ def score_examples(
         cache: measurements of guesses that findings about the same victim share; `public`, `weights`
             and the recording have to be the same for all of them.
         device: on which claims, guesses and public examples are compared with the true ones.
-        num_classes: of the model; None where it is not known.
 
     Raises:
         DataError: the finding and the truth differ in kind or in shape.
@@ -334,9 +333,6 @@ def guess_examples(
 
     Guesses by wrong labels are worse than a guess by none. So where the claimed labels are not those
     of the true examples, there are centres of all public examples as well.
-
-    Raises:
-        PluginError: a guess of the modality has another shape or range than the data.
     """
     shape = tuple(truth.data.shape[1:])
     masks = None

@@ -76,9 +76,6 @@ class AttackedUpdate:
     """Recorded update, and what is needed to compute gradients of claimed examples.
 
     Attributes:
-        model: lends its architecture.
-        loss: that the client minimises, `(outputs, labels) -> mean loss`.
-        update: that the server saw.
         value_range: lowest and highest possible value of an input in model units, one value a
             channel.
         settings: how the client trained, which says how BatchNorm layers normalise; None where it
@@ -344,11 +341,7 @@ class AttackedUpdate:
 
 
 def _cosine_distance(product: float, square: float, square_of_update: float) -> float:
-    """Return one minus the cosine of a gradient and an update, by their product and their squares.
-
-    Raises:
-        DataError: the update is zero, or the gradient is not finite.
-    """
+    """Return one minus the cosine of a gradient and an update, by their product and their squares."""
     if not square_of_update:
         raise DataError("the update is zero, which nothing explains")
     if not math.isfinite(square):

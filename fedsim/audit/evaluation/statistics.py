@@ -60,8 +60,6 @@ def confidence_interval(
 
     Args:
         share: values are shares, in [0, 1].
-        lowest: end of the range of the values.
-        highest: likewise.
         level: how often it holds the true mean.
     """
     if len(values) < 2 or not np.isfinite(values).all():
@@ -101,8 +99,6 @@ def widen_interval(low: float, high: float, mean: float, reach: float) -> tuple[
     """Widen the interval of a mean by an error that all its values have in common.
 
     Args:
-        low: where the interval begins.
-        high: where it ends.
         reach: how far the interval of that error alone extends to either side.
 
     >>> widen_interval(6.0, 14.0, 10.0, 3.0)
@@ -130,8 +126,6 @@ def is_more_than_half(ahead: int, count: int, chance: float = SIGNIFICANCE, *, e
 
     Args:
         ahead: number of findings that are ahead of their floors.
-        count: number of findings.
-        chance: significance level.
         expected: how often a guess is ahead of its own floor: a coin toss, unless scores take few
             values.
 

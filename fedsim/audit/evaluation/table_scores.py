@@ -49,10 +49,8 @@ def score_columns(
     Args:
         claimed: `row feature` in [0, 1].
         truth: says what the columns are, and the standard deviations of numbers.
-        public: public rows of the same kind.
         guesses: further ones, rows by name.
         clusters: for each claim, the indices of public rows that it may be like, in ways by name.
-        rng: draws rows.
     """
     columns, deviations = truth.columns, truth.deviations
     assert deviations is not None

@@ -55,7 +55,6 @@ def score_targets(
         true: `example target`, labels (0 or 1) or numbers.
         goal: `labels` or `numbers`.
         public: examples that the victim does not hold, with targets like its own.
-        rng: draws random rows.
     """
     measure = labels_right if goal == "labels" else target_error
     metric = "labels_right" if goal == "labels" else "target_error"

@@ -193,11 +193,7 @@ def write_truth(
 def _save_tensors(
     folder: Path | str, client: str, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None
 ) -> Path:
-    """Write the file of one client; return its absolute path.
-
-    Raises:
-        RunError: the folder cannot be written.
-    """
+    """Write the file of one client; return its absolute path."""
     path = Path(folder).resolve() / f"client-{client}.safetensors"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -60,9 +60,6 @@ def draw_references(examples: Examples, count: int, *key: Key) -> Tensor:
     They are spread evenly over natural groups and classes (of a regression, quartiles of the
     target): one of each, then a second of each, and so on. Files are often sorted, and their first
     rows all of one client.
-
-    Args:
-        key: of the random generator.
     """
     labels = examples.labels.numpy()
     if labels.ndim > 1:  # rows of several labels or numbers, or masks; the first of a row says enough of it
@@ -125,19 +122,11 @@ def signature(
     Args:
         outputs: a model's answers, `example output`, logits or predictions; see `model_outputs`.
         references: `reference ...`, in model units.
-        pieces: of the shape of an example, see `pieces_of`.
-        masks: number of copies.
         intercept: fit a constant, too, and leave it out of the explanation. The Zest paper fits
             none, so that the part of the outputs that is always the same is spread over all pieces.
-        seed: of the random masks.
 
     Returns:
         `reference piece output`.
-
-    Raises:
-        ConfigError: no more masks than pieces.
-        DataError: there are no references.
-        AttackError: the model answers NaN or infinite values.
 
     References:
         [Jia2022], Sect. 4. Differs: all references get the same masks, so that one factorisation
@@ -175,9 +164,6 @@ def zest(first: Tensor, second: Tensor) -> float:
     Zest paper uses the distance, 1 minus this; LMRA's Table 1 prints this.) The outputs of both
     models are in the same order, so they need not be matched, as those of models with different
     classes would.
-
-    Raises:
-        DataError: the shapes differ, and so the references, pieces or outputs did.
     """
     if first.shape != second.shape:
         raise DataError(f"zest: expected signatures of one shape, got {tuple(first.shape)} and {tuple(second.shape)}")
