@@ -305,11 +305,7 @@ def _compare_paired(base: Summary, other: Summary, base_rows: Rows, other_rows: 
     """Subtract scores by update and random start, then average the differences as scores are, see `Summary`."""
     base_scores, other_scores = _scores_by_start(base, base_rows), _scores_by_start(other, other_rows)
     shared = [key for key in base_scores if key in other_scores]
-    differences = {}
-    for key in shared:
-        # Two perfect claims have the same score, though infinity less infinity is no number.
-        equal = base_scores[key] == other_scores[key]
-        differences[key] = 0.0 if equal else other_scores[key] - base_scores[key]
+    differences = {key: float(statistics.subtract_scores(other_scores[key], base_scores[key])) for key in shared}
     unit, array = _mean_by_unit(differences)
     first = statistics.mean(_mean_by_unit({key: base_scores[key] for key in shared})[1])
     value = statistics.mean(_mean_by_unit({key: other_scores[key] for key in shared})[1])

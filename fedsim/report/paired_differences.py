@@ -78,8 +78,7 @@ def subtract_control(
     differences = {}
     for unit, value in values.items():
         if unit in control:
-            # Two perfect claims are equal.
-            differences[unit] = 0.0 if value == control[unit] else sign * (value - control[unit])
+            differences[unit] = sign * float(statistics.subtract_scores(value, control[unit]))
     if not differences:
         return None
     num_seeds = len({seed for _, seed in differences})

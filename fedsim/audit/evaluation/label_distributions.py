@@ -99,7 +99,8 @@ def score_distribution(claimed: Tensor, labels: Tensor, public: Tensor | None) -
         labels: `example`, of the victim's training data, or masks `example height width`, whose pixels are counted.
         public: likewise, labels of public data; None where there are none.
     """
-    claimed, count = claimed.double(), len(claimed)
+    # Shares that sum to a little less than 1 would be nearer to those of absent classes than any guess is.
+    claimed, count = claimed.double() / claimed.double().sum(), len(claimed)
     if labels.is_floating_point():
         raise DataError("truth: the victim's labels are targets of a regression, and the attack claims classes")
     if int(labels.max()) >= count:

@@ -15,6 +15,8 @@ CONFIDENCE = 1 - SIGNIFICANCE
 """Level of an interval unless another is named."""
 NORMAL_QUANTILE = 1.96
 """Half the width of the central 95 % of the normal distribution, in standard deviations."""
+_ROUNDING = 1e-6
+"""Difference of two scores, as a share of the smaller one, up to which rounding errors of float32 may make it."""
 _BOOTSTRAP_DRAWS = 4000
 Values = NDArray[np.float64]
 
@@ -32,10 +34,24 @@ def best_guess(guesses: Mapping[str, float], *, higher_is_better: bool) -> tuple
     return best, guesses.get(best, math.nan)
 
 
+def subtract_scores(values: Values | float, others: Values | float) -> Values:
+    """Return the differences of scores; 0 where they are the same but for rounding errors, such as two infinite ones.
+
+    A test that counts signs would take a rounding error that goes the same way for each victim for a leak.
+
+    >>> subtract_scores(0.1 + 2e-9, 0.1).item(), subtract_scores(1e-9, 0.0).item()
+    (0.0, 1e-09)
+    """
+    values, others = np.asarray(values), np.asarray(others)
+    with np.errstate(invalid="ignore"):  # two infinite values, which are equal
+        differences = values - others
+        are_same = np.abs(differences) <= _ROUNDING * np.minimum(np.abs(values), np.abs(others))
+    return np.where((values == others) | are_same, 0.0, differences)
+
+
 def gains(values: Values, floors: Values, *, higher_is_better: bool) -> Values:
     """Return by how much each value beats its own floor; negative where it does not reach it."""
-    with np.errstate(invalid="ignore"):  # two infinite values, which are equal
-        differences = np.where(values == floors, 0.0, values - floors)
+    differences = subtract_scores(values, floors)
     return differences if higher_is_better else -differences
 
 

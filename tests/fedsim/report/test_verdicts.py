@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fedsim.audit.evaluation.inferences import AttributeAccuracy
+from fedsim.audit.evaluation.label_distributions import score_distribution
 from fedsim.audit.evaluation.matches import CHANCE
 from fedsim.audit.evaluation.score import Score
 from fedsim.report.adaptive import at_floor
@@ -61,6 +63,18 @@ def test_rounds_and_starts_of_one_victim_are_about_the_same_examples() -> None:
     rows = [row_of(Score.against_guesses("identified", 0.3, {CHANCE: 0.1}), 0, 10) for _ in range(6)]
     (summary,) = summarise([row | {"round": number} for number, row in enumerate(rows)])
     assert judge_summary(summary) == (UNDECIDED, "3 of 10 examples, 1 expected by chance")
+
+
+@pytest.mark.parametrize("share", [torch.full((62,), 1 / 62), torch.full((62,), (1 - 5e-5) / 62)])
+def test_a_guess_with_rounding_errors_is_no_better_than_itself(share: torch.Tensor) -> None:
+    """Each share is a little too small, which is nearer to the many classes that a client lacks."""
+    rows = []
+    for victim in range(6):
+        labels = torch.randint(62, (8,), generator=torch.Generator().manual_seed(victim))
+        distance = score_distribution(share, labels, None)[0]
+        rows.append(row_of(distance, victim, 8))
+    (summary,) = summarise(rows)
+    assert judge_summary(summary) == (GUESSING, "0 of 6 victims beyond the floor")
 
 
 def test_without_others_to_match_five_victims_decide() -> None:
