@@ -35,10 +35,6 @@ class LoadableNetwork:
 
         Tensors that `state` lacks have their initial values. BatchNorm layers whose running
         statistics were not shared normalise by the batch.
-
-        Raises:
-            AttackError: the state is of another model, holds NaN, or lacks buffers that are not
-                running statistics.
         """
         named_state, lacks_statistics = match_state(self._model, state, where)
         model = self._batch_statistics_model if lacks_statistics else self._model
@@ -51,9 +47,6 @@ def match_state(model: nn.Module, state: State, where: str) -> tuple[State, bool
 
     Returns:
         The named state, and whether it lacks BatchNorm's running statistics.
-
-    Raises:
-        AttackError: see `LoadableNetwork.load`.
     """
     if broken := non_finite_names(state):
         raise AttackError(

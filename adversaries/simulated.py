@@ -30,11 +30,7 @@ _FEW_ROUNDS, _MANY_ROUNDS = 1, 1000
 
 
 def training_plan(knowledge: Knowledge, num_examples: int, *, label_smoothing: float = 0.0) -> LocalTraining:
-    """Return how a client with `num_examples` examples trains; unknown settings are plain SGD's.
-
-    Raises:
-        AttackError: its optimizer cannot be simulated.
-    """
+    """Return how a client with `num_examples` examples trains; unknown settings are plain SGD's."""
     if (optimizer := knowledge.optimizer or "sgd") not in _OPTIMIZERS:
         raise AttackError(
             f"clients step with {optimizer}, and only training with {', '.join(_OPTIMIZERS)} is "
@@ -85,9 +81,6 @@ class SimulatedClients:
             inputs: `example ...`, in the model's range.
             labels: `example`.
             key: of all that is random.
-
-        Raises:
-            AttackError: training diverged, or a known defense cannot be simulated.
         """
         count = min(len(template.members), len(inputs))
         if count < 2:

@@ -96,10 +96,6 @@ def read_first_layer(update: Update, knowledge: Knowledge, *, relu: bool = True)
     Args:
         knowledge: what is granted.
         relu: the attack reads the zeros of ReLU, and so needs one behind the layer.
-
-    Raises:
-        AttackError: the inputs do not enter a linear layer with a bias, or no ReLU follows it; or
-            it did not change.
     """
     assert knowledge.input_shape is not None
     problem = build_problem(update, knowledge, body_alone=True)

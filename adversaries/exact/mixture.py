@@ -76,10 +76,6 @@ class InputMixture:
             where: names the update in errors.
             exact: the update must span at most N inputs; else it is cut to its N largest
                 directions.
-
-        Raises:
-            AttackError: there are more examples than the layer can tell apart, or the update spans
-                more inputs than N.
         """
         units, varying = weight.any(1).nonzero()[:, 0], weight.any(0).nonzero()[:, 0]
         largest_number = min(len(units), len(varying)) - 1

@@ -288,13 +288,7 @@ class _Round:
 
     @classmethod
     def from_update(cls, update: Update, model: nn.Module, device: torch.device) -> _Round:
-        """Read one update.
-
-        Raises:
-            AttackError: the update holds NaN, or the model computes with buffers that were not
-                shared.
-            TranscriptError: the update is of another model.
-        """
+        """Read one update."""
         where = f"round {update.round}, client {update.client}"
         for state in (update.before, update.after, update.gradient or {}):
             if broken := non_finite_names(state):

@@ -28,9 +28,6 @@ def infer_label_distribution(
         rule: counts the classes of one message.
         smoothing: the share of each label that clients are known to spread over all classes, which
             is subtracted from the counts.
-
-    Raises:
-        AttackError: the victim took part in no round, or labels cannot be read from a message.
     """
     rounds = target.participation_rounds()
     shares_by_round: list[Tensor] = []

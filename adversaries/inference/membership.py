@@ -113,9 +113,6 @@ class CandidateScorer:
 
         Returns:
             `candidate feature`.
-
-        Raises:
-            AttackError: the network has fewer layers, or BatchNorm normalises by the batch.
         """
         assert self._loss is not None
         [(logits, where)] = self._iterate_outputs([update])
@@ -173,11 +170,7 @@ class CandidateScorer:
         return products.inner_products / norms.clamp_min(torch.finfo(torch.float64).tiny)
 
     def gradient_products(self, updates: Sequence[Update]) -> GradientProducts:
-        """Compute the products of one round's updates and the candidates' gradients, in float64.
-
-        Raises:
-            AttackError: the messages hold NaN, or BatchNorm normalises by the batch.
-        """
+        """Compute the products of one round's updates and the candidates' gradients, in float64."""
         assert self._loss is not None
         network = self._load_per_example_network(updates[0].before, _describe_message(updates[0]))
         client_updates = self._stack_updates(updates, network)
@@ -257,9 +250,6 @@ def score_against_other_clients(
     Args:
         pooled: one deviation a round, the root mean square over candidates, not one a candidate.
         probability: score with the one-tailed normal probability of the deviation instead.
-
-    Raises:
-        AttackError: no round has two other clients.
     """
     transcript, victim = target.transcript, target.victim
     rounds = [

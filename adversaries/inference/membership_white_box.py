@@ -103,11 +103,7 @@ class MembershipWhiteBox(Attack):
 
 
 def _membership_labels(known: KnownCandidates) -> Tensor:
-    """Return whether each known record is a member, `record`.
-
-    Raises:
-        AttackError: a record has no such label, or all records have the same one.
-    """
+    """Return whether each known record is a member, `record`."""
     members = known.members.bool().cpu()
     if members.shape != known.inputs.shape[:1]:
         raise AttackError(

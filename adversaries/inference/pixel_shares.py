@@ -86,11 +86,7 @@ def _mean_confidence(problem: InversionProblem, weights: Sequence[Tensor], input
 
 @torch.no_grad()
 def _last_convolution(model: nn.Module, inputs: Tensor) -> str:
-    """Return the name of the convolution with a bias whose outputs are the model's.
-
-    Raises:
-        KnowledgeError: there is none.
-    """
+    """Return the name of the convolution with a bias whose outputs are the model's."""
     calls: list[tuple[str, Tensor]] = []
 
     def record(name: str, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:

@@ -162,11 +162,7 @@ class _Confidences:
         return self._average_by_class(torch.stack(confidences), where)
 
     def simulate(self, update: Update, shares: Tensor, rng: torch.Generator) -> Tensor:
-        """Estimate S along a simulated training on auxiliary records with these shares of classes.
-
-        Raises:
-            AttackError: the training diverged.
-        """
+        """Estimate S along a simulated training on auxiliary records with these shares of classes."""
         where, knowledge = f"round {update.round}, client {update.client}", self._knowledge
         num_examples = update.num_examples
         drawn = self._draw_records(shares, num_examples, rng)

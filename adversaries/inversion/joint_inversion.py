@@ -106,11 +106,7 @@ class _RoundsMatcher(JointInversion):
 
 
 def _full_batch_problem(update: Update, knowledge: Knowledge) -> InversionProblem:
-    """Return the problem of one round.
-
-    Raises:
-        AttackError: a step does not take all examples.
-    """
+    """Return the problem of one round."""
     problem = build_problem(update, knowledge)
     assert problem.batch_size is not None
     if problem.batch_size < problem.num_examples:

@@ -33,11 +33,7 @@ class ClientUpdates:
 
     @classmethod
     def from_target(cls, target: Target) -> Self:
-        """Collect the messages of a victim.
-
-        Raises:
-            AttackError: the victim took part in none of the rounds.
-        """
+        """Collect the messages of a victim."""
         return cls(
             client=target.victim,
             rounds=target.participation_rounds(),
@@ -73,9 +69,6 @@ class ClientGradients:
 
         Args:
             use_batch_statistics: BatchNorm layers normalise by the batch; None decides as the client trained.
-
-        Raises:
-            AttackError: weights were sent, or the first gradient cannot be matched.
         """
         usable_rounds, sizes = [], set()
         for number in messages.rounds:
@@ -119,11 +112,7 @@ class ClientGradients:
 
 
 def _describe_fault(update: Update) -> str:
-    """Say why a gradient cannot be matched; return an empty string if it can.
-
-    Raises:
-        AttackError: weights were sent.
-    """
+    """Say why a gradient cannot be matched; return an empty string if it can."""
     if update.gradient is None:
         raise AttackError(
             f"round {update.round}, client {update.client}: weights were sent, expected a gradient; attack rounds of "

@@ -165,11 +165,7 @@ class TranscriptPrior(Attack):
 
 
 def _list_tasks(target: Target) -> list[Callable[[], InversionProblem]]:
-    """Return what reads each update of a single client, and makes an inversion problem with counted labels of it.
-
-    Raises:
-        AttackError: there are no updates of other clients than the victim.
-    """
+    """Return what reads each update of a single client, and makes an inversion problem with counted labels of it."""
     transcript, knowledge = target.transcript, replace(target.knowledge, labels=None)
 
     def read(number: int, client: int) -> InversionProblem:

@@ -113,11 +113,7 @@ class Unmixing(GradientInversion):
 
 
 def _common_size(updates: Sequence[Update]) -> int:
-    """Return N, which has to be the same in all rounds.
-
-    Raises:
-        AttackError: N differs between rounds.
-    """
+    """Return N, which has to be the same in all rounds."""
     sizes = sorted({update.num_examples for update in updates})
     if len(sizes) > 1:
         raise AttackError(
@@ -133,9 +129,6 @@ def _record_classes(soft_labels: Tensor, granted: Tensor | None, where: str) -> 
     Args:
         soft_labels: `round example class`.
         granted: the records' labels, None where they are withheld.
-
-    Raises:
-        AttackError: there are fewer classes than records.
     """
     count = soft_labels.shape[1]
     class_weights = soft_labels.sum(1).mean(0)

@@ -121,11 +121,7 @@ class GroupSums:
         return int(torch.linalg.matrix_rank(self.participation, rtol=_TOLERANCE))
 
     def pseudo_inverse(self, victim: int) -> Tensor:
-        """Compute the pseudo-inverse of P, `client group`.
-
-        Raises:
-            AttackError: the sums do not determine the update of `victim`.
-        """
+        """Compute the pseudo-inverse of P, `client group`."""
         inverse: Tensor = torch.linalg.pinv(self.participation, rtol=_TOLERANCE)
         index = self.clients.index(victim)
         if abs(float(inverse[index] @ self.participation[:, index]) - 1) < _TOLERANCE**0.5:
@@ -179,11 +175,7 @@ class GroupSums:
 
 
 def read_group_sums(target: Target) -> GroupSums:
-    """Read the sums of all messages in the rounds to attack; the victim is in one of them.
-
-    Raises:
-        AttackError: clients sent gradients, NaN or infinite weights.
-    """
+    """Read the sums of all messages in the rounds to attack; the victim is in one of them."""
     transcript = target.transcript
     moves: list[Tensor] = []
     examples: list[int] = []

@@ -258,11 +258,7 @@ class _Client:
         self._shapes = {name: parameter.shape for name, parameter in self.model.named_parameters()}
 
     def probe(self, example: Tensor) -> None:
-        """Compute the outputs for data of this shape, and the span of the client's inputs.
-
-        Raises:
-            AttackError: the model does not take such data.
-        """
+        """Compute the outputs for data of this shape, and the span of the client's inputs."""
         self.example = example.to(next(self.model.parameters()))
         self.outputs = self._compute_outputs(self.example)
         self.span = self._find_span()

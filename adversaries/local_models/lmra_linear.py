@@ -160,11 +160,7 @@ def _rounding_error(before: Tensor) -> float:
 
 
 def _count_parameters(target: Target) -> int:
-    """Return d, from the victim's first message.
-
-    Raises:
-        AttackError: it sent fewer than d + 1 messages.
-    """
+    """Return d, from the victim's first message."""
     rounds = target.participation_rounds()
     first_update = check_update(target.transcript.update(rounds[0], target.victim), None)
     num_parameters = len(flatten_state(first_update, first_update.before))

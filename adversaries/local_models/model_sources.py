@@ -80,9 +80,6 @@ def returned_weights(update: Update, remedy: str = "choose another source") -> S
 
     Args:
         remedy: the last part of the error's text.
-
-    Raises:
-        AttackError: the client sent a gradient.
     """
     if update.gradient is not None:
         raise AttackError(
@@ -93,11 +90,7 @@ def returned_weights(update: Update, remedy: str = "choose another source") -> S
 
 
 def decoded_model(knowledge: Knowledge, source: str, client: int) -> State:
-    """Return the local model of `client` that the attack titled `source` claims.
-
-    Raises:
-        AttackError: it claims none for that client, or no attack with that title ran.
-    """
+    """Return the local model of `client` that the attack titled `source` claims."""
     models = decoded_models(knowledge, source)
     if client not in models:
         raise AttackError(
@@ -107,11 +100,7 @@ def decoded_model(knowledge: Knowledge, source: str, client: int) -> State:
 
 
 def decoded_models(knowledge: Knowledge, source: str) -> Mapping[int, State]:
-    """Return the local models that the attack titled `source` claims, by client.
-
-    Raises:
-        AttackError: no attack with that title ran.
-    """
+    """Return the local models that the attack titled `source` claims, by client."""
     if knowledge.models is None:
         raise AttackError(
             f"source: there are no models of '{source}'; name an attack of the same file that decodes local models"
@@ -120,11 +109,7 @@ def decoded_models(knowledge: Knowledge, source: str) -> Mapping[int, State]:
 
 
 def compute_outputs(model: nn.Module, inputs: Tensor, where: str) -> Tensor:
-    """Compute the outputs of `model` for all `inputs` as one batch, `example output`.
-
-    Raises:
-        AttackError: the model does not take the inputs, or its outputs hold NaN.
-    """
+    """Compute the outputs of `model` for all `inputs` as one batch, `example output`."""
     try:
         result: Tensor = model(inputs)
     except torch.OutOfMemoryError:
@@ -140,11 +125,7 @@ def compute_outputs(model: nn.Module, inputs: Tensor, where: str) -> Tensor:
 
 
 def compute_losses(loss: Callable[[Tensor, Tensor], Tensor], logits: Tensor, labels: Tensor, where: str) -> Tensor:
-    """Compute `loss(logits, labels)`, from outputs `record output`.
-
-    Raises:
-        AttackError: the loss does not take them, or is NaN.
-    """
+    """Compute `loss(logits, labels)`, from outputs `record output`."""
     try:
         result = loss(logits, labels)
     except torch.OutOfMemoryError:
@@ -161,11 +142,7 @@ def compute_losses(loss: Callable[[Tensor, Tensor], Tensor], logits: Tensor, lab
 
 
 def unpack_records(records: Records, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return inputs and labels of known records on the attack's device.
-
-    Raises:
-        AttackError: there are none, or some have no label.
-    """
+    """Return inputs and labels of known records on the attack's device."""
     inputs, labels = records.inputs, records.labels
     if len(inputs) == 0:
         raise AttackError("no record of the victim is known; attack a client that holds data")

@@ -63,14 +63,7 @@ class AttentionBlocks:
 
     @classmethod
     def from_update(cls, update: Update, knowledge: Knowledge) -> AttentionBlocks:
-        """Read the blocks and spans of one update.
-
-        Raises:
-            AttackError: the model has another form, nothing moved, or the gradients' rank is too
-                high.
-            TranscriptError: the update is not one of this model, for instance of another
-                vocabulary.
-        """
+        """Read the blocks and spans of one update."""
         model, states, where = read_transformer(update, knowledge)
         assert knowledge.input_shape is not None
         assert knowledge.loss is not None
@@ -278,12 +271,7 @@ def check_num_texts(update: Update) -> None:
 
 
 def read_transformer(update: Update, knowledge: Knowledge) -> tuple[TransformerModule, NamedStates, str]:
-    """Return the transformer at w_0 in float64, the message under its names, and what to call the message in errors.
-
-    Raises:
-        AttackError: its blocks cannot be read.
-        TranscriptError: the update is not one of this model.
-    """
+    """Return the transformer at w_0 in float64, the message under its names, and what to call the message in errors."""
     where = f"round {update.round}, client {update.client}"
     model = check_blocks(find_token_embedding(knowledge)[0], knowledge, where)
     states = named_states(update, model, where)
@@ -299,11 +287,7 @@ def read_transformer(update: Update, knowledge: Knowledge) -> tuple[TransformerM
 
 
 def check_blocks(model: nn.Module, knowledge: Knowledge, where: str) -> TransformerModule:
-    """Return `model` if its blocks can be read.
-
-    Raises:
-        AttackError: they cannot.
-    """
+    """Return `model` if its blocks can be read."""
     if not isinstance(model, TransformerModule):
         raise AttackError(
             f"{where}: the model is a {type(model).__name__}, expected one of transformer-encoder and "

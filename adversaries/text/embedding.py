@@ -80,11 +80,7 @@ class Lexicon:
 
 
 def find_token_embedding(knowledge: Knowledge) -> tuple[nn.Module, str]:
-    """Build a text model and find the name of its token embedding.
-
-    Raises:
-        AttackError: the inputs are no texts, or not exactly one `nn.Embedding` takes the tokens.
-    """
+    """Build a text model and find the name of its token embedding."""
     assert knowledge.model is not None
     assert knowledge.input_shape is not None
     if len(knowledge.input_shape) != 1:
@@ -131,12 +127,7 @@ def _find_token_layers(model: nn.Module, layers: dict[str, nn.Embedding], length
 
 
 def read_embedding(update: Update, model: nn.Module, layer: str) -> TokenEmbedding:
-    """Read the embedding called `layer` as broadcast, and its part of the update.
-
-    Raises:
-        AttackError: it holds NaN or infinite values.
-        TranscriptError: the update is not one of this model.
-    """
+    """Read the embedding called `layer` as broadcast, and its part of the update."""
     named_update = with_model_names(update, model)
     module, name = model.get_submodule(layer), f"{layer}.weight"
     assert isinstance(module, nn.Embedding)
@@ -156,11 +147,7 @@ def read_embedding(update: Update, model: nn.Module, layer: str) -> TokenEmbeddi
 
 
 def with_model_names(update: Update, model: nn.Module) -> Update:
-    """Return `update` under the names of `model`, whatever the federation calls its arrays.
-
-    Raises:
-        TranscriptError: the update is not one of this model.
-    """
+    """Return `update` under the names of `model`, whatever the federation calls its arrays."""
     states = named_states(update, model, f"round {update.round}, client {update.client}")
     return replace(update, before=states.before, payload=states.payload)
 

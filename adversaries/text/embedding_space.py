@@ -60,11 +60,6 @@ class EmbeddingSpace:
             words: `touched` restricts claims to tokens whose row of the embedding's gradient is not
                 zero.
             nearest: metric of the token nearest to a vector.
-
-        Raises:
-            AttackError: the model is not one of texts, or the embedding holds NaN or infinite
-                values or did not move.
-            TranscriptError: the update is not one of this model.
         """
         model, layer = find_token_embedding(knowledge)
         embedding = read_embedding(update, model, layer)

@@ -157,12 +157,7 @@ class Tiger(Attack):
         return tokens, labels, share
 
     def _read_blocks(self, update: Update, knowledge: Knowledge, rng: torch.Generator) -> tuple[AttentionBlocks, float]:
-        """Return the blocks with spans above the noise and the words to try, and the noise's deviation.
-
-        Raises:
-            AttackError: the model has another form, or no direction stands out of the noise.
-            TranscriptError: the update is not one of this model.
-        """
+        """Return the blocks with spans above the noise and the words to try, and the noise's deviation."""
         model, states, where = read_transformer(update, knowledge)
         assert knowledge.input_shape is not None
         assert knowledge.loss is not None

@@ -139,11 +139,7 @@ class Choice:
 
 
 def choose_amounts(problem: LeafProblem, candidates: Candidates) -> Choice:
-    """Choose how often each candidate is there, so that sums differ least from the trees'.
-
-    Raises:
-        AttackError: the solver finds no solution.
-    """
+    """Choose how often each candidate is there, so that sums differ least from the trees'."""
     from scipy.optimize import linprog
     from scipy.sparse import csr_array, eye_array, hstack, vstack
 

@@ -157,11 +157,7 @@ def _read_messages(target: Target) -> list[TreeMessage]:
 
 
 def _state_problem(messages: Sequence[TreeMessage], settings: BoostingSettings) -> LeafProblem:
-    """Return the sums of all trees, and the number of records.
-
-    Raises:
-        AttackError: covers are no counts, or N is not known.
-    """
+    """Return the sums of all trees, and the number of records."""
     first = messages[0]
     num_records = first.num_examples
     counts, sampled_share = list[LeafCounts](), 1.0
@@ -204,11 +200,7 @@ def _state_problem(messages: Sequence[TreeMessage], settings: BoostingSettings) 
 
 
 def _describe_space(target: Target, messages: Sequence[TreeMessage], settings: BoostingSettings) -> RecordSpace:
-    """Return what is known of the victim's records beside its trees.
-
-    Raises:
-        AttackError: the knowledge does not describe as many features as the trees have.
-    """
+    """Return what is known of the victim's records beside its trees."""
     knowledge, model, last = target.knowledge, messages[0].model, messages[-1]
     widths = knowledge.columns or ()
     assert knowledge.value_range is not None

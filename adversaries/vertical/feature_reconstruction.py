@@ -234,11 +234,7 @@ def _read_steps(target: Target) -> list[SplitStep]:
 
 
 def _read_columns(knowledge: Knowledge) -> tuple[int, ...]:
-    """Return the widths of columns.
-
-    Raises:
-        AttackError: there are other numbers of columns and of ranges.
-    """
+    """Return the widths of columns."""
     assert knowledge.columns is not None
     assert knowledge.value_range is not None
     width = len(knowledge.value_range[0])
@@ -262,11 +258,7 @@ def _to_unit(inputs: Tensor, knowledge: Knowledge) -> Tensor:
 
 
 def _load_bottom(knowledge: Knowledge, step: SplitStep, party: int) -> Callable[[Tensor], Tensor]:
-    """Return the function that embeds `row feature` in [0, 1] with the weights that the party was sent.
-
-    Raises:
-        AttackError: the model is not that of the party.
-    """
+    """Return the function that embeds `row feature` in [0, 1] with the weights that the party was sent."""
     assert knowledge.model is not None
     assert knowledge.columns is not None
     network = deepcopy(knowledge.model()).float().eval().requires_grad_(False)

@@ -153,11 +153,7 @@ class GradientSignLabels(GradientLabelInference):
 
 
 def _read_gradients(target: Target) -> Sequence[tuple[SplitStep, Tensor]]:
-    """Return the steps of the party whose gradients are there.
-
-    Raises:
-        AttackError: there is none.
-    """
+    """Return the steps of the party whose gradients are there."""
     updates = [target.read_update(number) for number in target.participation_rounds()]
     steps = [(step, step.gradients) for step in read_split_steps(updates) if step.gradients is not None]
     if not steps:

@@ -27,11 +27,7 @@ _hashes: dict[Stamp, str] = {}
 
 
 def cached_file_hash(path: Path) -> str:
-    """Return the SHA-256 of a file.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Return the SHA-256 of a file."""
     stamp = _stamp(path)
     if (cached := _hashes.get(stamp)) is not None:
         return cached
@@ -77,11 +73,7 @@ def hash_files(paths: Iterable[Path], home: Path | None = None) -> str:
 
 
 def hash_folder(path: Path) -> str:
-    """Return `hash_files` of all files below a folder.
-
-    Raises:
-        OSError: a file cannot be read.
-    """
+    """Return `hash_files` of all files below a folder."""
     files = (Path(parent) / name for parent, _, names in os.walk(path) for name in names)
     return hash_files(files, path)
 

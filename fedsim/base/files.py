@@ -52,9 +52,6 @@ def replace_atomically(path: Path, *, durable: bool = False) -> Iterator[Path]:
     Args:
         path: the file to write.
         durable: wait until it is on the disk, so that a power cut does not leave an empty file.
-
-    Raises:
-        RunError: `path` is a link.
     """
     check_no_link(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
@@ -84,21 +81,13 @@ def check_no_link(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically.
-
-    Raises:
-        RunError: the disk is full or the folder cannot be written.
-    """
+    """Write a text file atomically."""
     with _replace_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a binary file atomically.
-
-    Raises:
-        RunError: the disk is full or the folder cannot be written.
-    """
+    """Write a binary file atomically."""
     with _replace_file(path) as temporary:
         temporary.write_bytes(content)
 
@@ -129,23 +118,14 @@ def _replace_file(path: Path) -> Iterator[Path]:
 
 
 def append_text(path: Path, text: str) -> None:
-    """Append `text` to a file, which is created if it is missing.
-
-    Raises:
-        OSError: it cannot be written, is a link, or is a pipe without a reader.
-    """
+    """Append `text` to a file, which is created if it is missing."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with open(os.open(path, flags, 0o666), "a", encoding="utf-8") as file:  # noqa: PTH123
         file.write(text)
 
 
 def read_settings(path: Path) -> str:
-    """Return the text of a file of settings, which may be a pipe of the shell.
-
-    Raises:
-        OSError: it cannot be read, or is too large, as a device without end is.
-        ValueError: it is no UTF-8 text.
-    """
+    """Return the text of a file of settings, which may be a pipe of the shell."""
     with path.open("rb") as file:
         content = file.read(_MAX_SETTINGS + 1)
     if len(content) > _MAX_SETTINGS:
@@ -164,12 +144,7 @@ def check_readable(path: Path) -> None:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON from an untrusted file; a huge integer, which would be slow to parse, is refused.
-
-    Raises:
-        ValueError: it is no JSON, or an integer has more digits than one of 128 bits (the largest
-            that states of generators have).
-    """
+    """Parse JSON from an untrusted file; a huge integer, which would be slow to parse, is refused."""
     return json.loads(text, parse_int=_parse_integer)
 
 
@@ -227,11 +202,7 @@ def _lock(path: Path, flags: int) -> Iterator[None]:
 
 
 def write_parts(file: IO[bytes], parts: Iterable[memoryview], position: int) -> None:
-    """Write `parts` one after the other at `position` of an unbuffered file, many in one call of the system.
-
-    Raises:
-        OSError: the disk is full, or the system takes no more bytes without saying why.
-    """
+    """Write `parts` one after the other at `position` of an unbuffered file, many in one call of the system."""
     for pieces in _cut_parts(parts):
         while pieces:
             written = os.pwritev(file.fileno(), pieces, position)
@@ -261,11 +232,7 @@ def _cut_parts(parts: Iterable[memoryview]) -> Iterator[list[memoryview]]:
 
 
 def read_all(file: IO[bytes], memory: memoryview, position: int) -> None:
-    """Fill `memory` with the bytes of an unbuffered file from `position` on.
-
-    Raises:
-        OSError: the file ends before.
-    """
+    """Fill `memory` with the bytes of an unbuffered file from `position` on."""
     while memory:
         count = os.preadv(file.fileno(), [memory], position)
         if not count:

@@ -67,9 +67,6 @@ def protect_defaults(who: str) -> Iterator[None]:
 
     Args:
         who: owner of the code in the block, for the error.
-
-    Raises:
-        PluginError: a setting was changed, and the block raised nothing.
     """
     before = {name: default.read() for name, default in _DEFAULTS.items()}
     try:

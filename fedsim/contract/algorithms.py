@@ -121,11 +121,7 @@ def _algorithm(subject: CheckedPlugin) -> ClientAlgorithm:
 
 
 def _fitting_network(subject: CheckedPlugin) -> nn.Module:
-    """Return a tiny network that the algorithm accepts.
-
-    Raises:
-        NotChecked: it accepts none.
-    """
+    """Return a tiny network that the algorithm accepts."""
     refusal = ""
     for has_batch_norm in (False, True):
         with seed_globals("contract", "model"):

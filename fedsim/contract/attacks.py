@@ -221,9 +221,6 @@ def _accepted_scenes(subject: CheckedPlugin) -> Iterator[TinyRecording]:
     """Yield the recordings on which the attack works when it is granted everything.
 
     They are recorded and attacked lazily; results are shared in `subject.cache`.
-
-    Raises:
-        NotChecked: there are none.
     """
     results: dict[str, Finding | str] = subject.cache
     for scene in recordings_for(_build_attack(subject), subject.folder):

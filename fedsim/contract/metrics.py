@@ -120,11 +120,7 @@ def _example_metric(subject: CheckedPlugin) -> ExampleMetric:
 
 
 def _trials(metric: ExampleMetric) -> Iterator[_ClaimTrial]:
-    """Yield tiny examples of each modality that the metric is for.
-
-    Raises:
-        NotChecked: none of them is installed.
-    """
+    """Yield tiny examples of each modality that the metric is for."""
     count = 0
     for name in registry.registered_names("modalities"):
         modality = find_modality(name)
@@ -148,12 +144,7 @@ def _trials(metric: ExampleMetric) -> Iterator[_ClaimTrial]:
 
 
 def _measure(metric: ExampleMetric, claimed: Tensor, trial: _ClaimTrial) -> Tensor:
-    """Return the values of claims.
-
-    Raises:
-        NotChecked: the metric gives a reason why it has none.
-        ContractViolation: they are not one number an example, in the range.
-    """
+    """Return the values of claims."""
     values = metric.measure(claimed.clone(), trial.true.clone(), trial.context)
     if isinstance(values, str):
         raise NotChecked(f"for tiny {trial.context.modality} examples it returns: {values}")

@@ -95,11 +95,7 @@ CHECKS = (
 
 
 def _accepted_models(subject: CheckedPlugin) -> Mapping[Task, nn.Module]:
-    """Return the models of those tiny tasks for which it can be built; checks share them.
-
-    Raises:
-        NotChecked: there are none.
-    """
+    """Return the models of those tiny tasks for which it can be built; checks share them."""
     if "models" not in subject.cache:
         models: dict[Task, nn.Module] = {}
         refusals: list[str] = []

@@ -58,11 +58,7 @@ class ArrayFile(CheckedSettings):
             raise ConfigError(f"value_range: expected [lowest, highest], got {list(self.value_range)}")
 
     def load(self, folder: Path | None) -> Dataset:
-        """Read the file `path`.
-
-        Raises:
-            DataError: the file is missing, or does not hold such arrays.
-        """
+        """Read the file `path`."""
         if not self.path:
             raise DataError("data: 'npz' needs a path; set data.path to a file that numpy.savez wrote")
         home, path = find_named_file(self.path, folder, "npz")
@@ -95,11 +91,7 @@ class ArrayFile(CheckedSettings):
 
 
 def _read_arrays(path: Path) -> dict[str, Tensor]:
-    """Return the arrays by name: `x` and `y`, or each of them for both parts.
-
-    Raises:
-        DataError: it is no such file, an array is missing, or their types do not fit.
-    """
+    """Return the arrays by name: `x` and `y`, or each of them for both parts."""
     try:
         with np.load(path, allow_pickle=False) as file:
             if complaint := memory_complaint(sum(member.file_size for member in file.zip.infolist())):

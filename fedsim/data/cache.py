@@ -62,9 +62,6 @@ def find_source_files(plugin: DatasetPlugin, folder: Path | None) -> list[Path]:
     """Return the files that a built-in data set would read, without reading them; they exist.
 
     A data set that has no file in the data folder is loaded.
-
-    Raises:
-        DataError: a file is missing, or a setting that names it is.
     """
     token = _listing_sources.set(True)
     try:

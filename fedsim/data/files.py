@@ -23,9 +23,6 @@ def require_data_folder(folder: Path | None, name: str) -> Path:
     Args:
         folder: the folder that the user gave, or None.
         name: the data set that needs it.
-
-    Raises:
-        DataError: the user gave none, or it does not exist.
     """
     if folder is None:
         raise DataError(f"data: '{name}' needs a data folder; give --data-dir DIR or set FEDSIM_DATA")
@@ -60,9 +57,6 @@ def find_file(folder: Path, names: Sequence[str], remedy: str) -> Path:
         folder: where the paths start.
         names: paths within `folder`.
         remedy: how to get the file, the end of a sentence.
-
-    Raises:
-        DataError: none of them exists.
     """
     for name in names:
         if (folder / name).is_file():
@@ -78,9 +72,6 @@ def find_named_file(path: str, folder: Path | None, name: str) -> tuple[Path, Pa
         path: the setting `data.path`, absolute or within the data folder.
         folder: the data folder, or None.
         name: the data set.
-
-    Raises:
-        DataError: it does not exist, or there is no data folder.
     """
     file = Path(path).expanduser()
     home = file.parent if file.is_absolute() else require_folder_of(path, folder, name)
@@ -103,11 +94,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def has_listed_sum(path: Path, folder: Path) -> bool:
-    """Return whether `folder / SUMS_FILE` has the checksum of a file.
-
-    Raises:
-        DataError: SUMS_FILE is not what `sha256sum` writes.
-    """
+    """Return whether `folder / SUMS_FILE` has the checksum of a file."""
     return _listed_sum(path, folder) is not None
 
 

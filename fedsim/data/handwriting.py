@@ -38,11 +38,7 @@ class Handwriting:
     paper: ClassVar[Paper] = cite("LeCun1998")
 
     def load(self, folder: Path | None) -> Dataset:
-        """Read the sample in fedsim's own folder; the data folder is not used.
-
-        Raises:
-            DataError: the installation of fedsim is damaged.
-        """
+        """Read the sample in fedsim's own folder; the data folder is not used."""
         people = _read_people(SAMPLE)
         names = [str(person["writer"]) for person in people]
         return Dataset(

@@ -164,9 +164,6 @@ def _convert_to_rgb(image: Image.Image, path: Path) -> Image.Image:
 
     Grey of 16 bits is scaled from that range, real numbers from [0, 1]; transparency is laid over
     white.
-
-    Raises:
-        DataError: it has numbers out of range.
     """
     if image.mode.startswith(("I", "F")):
         values = np.asarray(image, np.float64)

@@ -54,11 +54,7 @@ class Leaf(CheckedSettings):
             raise ConfigError(f"shape: expected [channels, height, width] or [features], got {list(self.shape)}")
 
     def load(self, folder: Path | None) -> Dataset:
-        """Read the JSON files below `path`.
-
-        Raises:
-            DataError: a file is missing, or is not what LEAF writes.
-        """
+        """Read the JSON files below `path`."""
         if not self.path:
             raise DataError("data: 'leaf' needs a path; set data.path to the folder of a LEAF task")
         path = Path(self.path).expanduser()

@@ -68,12 +68,7 @@ class LeafFiles:
         self.size = 0
 
     def read(self, paths: Sequence[Path]) -> LeafExamples:
-        """Return all examples in one or more files.
-
-        Raises:
-            DataError: a file is not what LEAF writes, is not of the same kind as those before, or
-                repeats a user's examples.
-        """
+        """Return all examples in one or more files."""
         inputs, labels, groups = [], [], []
         file_of_examples: dict[tuple[str, int, int], Path] = {}
         for path in paths:

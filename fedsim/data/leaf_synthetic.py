@@ -87,11 +87,7 @@ class LeafSynthetic(CheckedSettings):
         return load_cached(self, [], self._generate)
 
     def _check_memory(self) -> None:
-        """Check that Q and all examples, which are first generated and then cached, fit.
-
-        Raises:
-            ConfigError: they do not.
-        """
+        """Check that Q and all examples, which are first generated and then cached, fit."""
         examples = self.clients * (self.examples_per_client or _MIN_EXAMPLES)
         if complaint := memory_complaint(_BYTES_PER_VALUE * examples * self.features):
             raise ConfigError(f"data: {examples} examples of {self.features} features {complaint}; lower one of them")

@@ -48,10 +48,6 @@ def read_table(path: Path, separator: str = ",", names: Sequence[str] = (), comm
         separator: one character.
         names: names of the columns, if the first line is not a header.
         comment: lines that start with it are left out.
-
-    Raises:
-        DataError: it is no such text, two columns share a name, or a line has more or fewer cells
-            than the header.
     """
     lines, rows = [], []
     header = list(names)
@@ -91,9 +87,6 @@ def check_complete(path: Path, table: pd.DataFrame, allowed: Collection[str] = (
         path: the table's file, for errors.
         table: as `read_table` returns it.
         allowed: texts that would mean a missing value, but that the caller handles.
-
-    Raises:
-        DataError: a column has no name, or a cell is empty or says that it has no value.
     """
     for name in table:
         if not name:
@@ -164,9 +157,6 @@ def list_categories(path: Path, column: pd.Series, remedy: str = _TOO_MANY_REMED
         path: the table's file, for errors.
         column: the column, as text.
         remedy: what to do if there are too many, the end of a sentence.
-
-    Raises:
-        DataError: there are more than MAX_CATEGORIES.
     """
     names = sorted(column.unique())
     if len(names) > MAX_CATEGORIES:
@@ -202,10 +192,6 @@ def encode_columns(
 
     Returns:
         Features of `train` and of `test`, `example feature`, and the columns that they came from.
-
-    Raises:
-        DataError: a column mixes numbers and other texts, writes numbers with other signs, or has too
-            many categories.
     """
     train_features: list[NDArray[np.float32]] = []
     test_features: list[NDArray[np.float32]] = []

@@ -113,11 +113,7 @@ class AdversaryTable(Table):
         return AdversaryRole.parse(self.who)
 
     def check_victims_are_heard(self) -> None:
-        """Check that each named victim is on a link that is heard, where messages are in clear.
-
-        Raises:
-            ConfigError: one is not.
-        """
+        """Check that each named victim is on a link that is heard, where messages are in clear."""
         links, named_victims = self.role.links, self.victims if isinstance(self.victims, list) else []
         if unheard := [client for client in named_victims if links and client not in links]:
             raise ConfigError(

@@ -23,11 +23,7 @@ def name_of_algorithm(algorithm: ClientAlgorithm) -> str:
 
 
 def check_algorithm(experiment: Experiment, strategy: Any) -> None:
-    """Check that the clients' algorithm goes with everything else in the experiment.
-
-    Raises:
-        ConfigError: it does not, in a sentence that names what forbids it and what to do.
-    """
+    """Check that the clients' algorithm goes with everything else in the experiment."""
     algorithm = experiment.algorithm
     name = name_of_algorithm(algorithm)
     _check_strategy(experiment, strategy, name)

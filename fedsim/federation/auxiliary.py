@@ -16,11 +16,7 @@ from fedsim.interfaces.knowledge import Records
 
 
 def auxiliary_records(data: FederatedData, most: int) -> Records:
-    """Draw at most `most` of the examples that no client trains on, by the seed, in model units.
-
-    Raises:
-        DataError: clients train on all examples, or on records that equal the others.
-    """
+    """Draw at most `most` of the examples that no client trains on, by the seed, in model units."""
     examples, chosen = draw_auxiliary(data, most, "auxiliary")
     return Records(inputs=data.to_model(examples.inputs(chosen)), labels=examples.labels[chosen])
 

@@ -362,12 +362,7 @@ class Experiment:
 
     @property
     def loss(self) -> Loss:
-        """Return the clients' objective: the task's loss with labels smoothed by `training`.
-
-        Raises:
-            ConfigError: there are no classes to spread labels over, or the settings do not go
-                together.
-        """
+        """Return the clients' objective: the task's loss with labels smoothed by `training`."""
         return smooth_labels(self.client_loss, self.training.label_smoothing)
 
     @cached_property
@@ -376,11 +371,7 @@ class Experiment:
         return add_model_term(self.dataset.task.loss, self.model)
 
     def device(self) -> torch.device:
-        """Return the device on which clients train.
-
-        Raises:
-            ConfigError: a GPU is requested and there is none.
-        """
+        """Return the device on which clients train."""
         name = self.config.federation.device
         if name == "cuda" and not torch.cuda.is_available():
             raise ConfigError("federation.device: 'cuda', but PyTorch finds no GPU here; use 'cpu'")
@@ -395,20 +386,12 @@ class Experiment:
 
     @cached_property
     def algorithm(self) -> ClientAlgorithm:
-        """Return the clients' algorithm.
-
-        Raises:
-            PluginError: it does not derive from `ClientAlgorithm`.
-        """
+        """Return the clients' algorithm."""
         return build_algorithm(self.config.algorithm or AlgorithmTable())
 
     @cached_property
     def private_names(self) -> frozenset[str]:
-        """Return the names of the tensors of the model that never leave a client.
-
-        Raises:
-            ConfigError: the algorithm does not divide the model into parts.
-        """
+        """Return the names of the tensors of the model that never leave a client."""
         if not self.algorithm.private_parts:
             return frozenset()
         return find_private_names(self.algorithm, self.model, name_of_algorithm(self.algorithm))
@@ -479,20 +462,12 @@ class Experiment:
 
     @property
     def federation_privacy(self) -> FederationPrivacy | None:
-        """Return what the server or the protocol promises besides the clients' defenses, if anything.
-
-        Raises:
-            ConfigError: it promises nothing, or no noise keeps to epsilon.
-        """
+        """Return what the server or the protocol promises besides the clients' defenses, if anything."""
         return self.central_privacy or self.distributed_privacy
 
     @cached_property
     def distributed_privacy(self) -> DistributedPrivacy | None:
-        """Return the mechanism of the sums under secure aggregation; None without noise.
-
-        Raises:
-            ConfigError: it promises nothing, no noise keeps to epsilon, or a sum would not fit.
-        """
+        """Return the mechanism of the sums under secure aggregation; None without noise."""
         table, secure_table = self.config.distributed_privacy, self.config.secure_aggregation
         if table is None or secure_table is None:
             return None
@@ -504,11 +479,7 @@ class Experiment:
 
     @cached_property
     def central_privacy(self) -> CentralPrivacy | None:
-        """Return the mechanism by which a trusted server releases its models; None without one.
-
-        Raises:
-            ConfigError: it promises nothing, or no noise keeps to epsilon.
-        """
+        """Return the mechanism by which a trusted server releases its models; None without one."""
         table, federation = self.config.central_privacy, self.config.federation
         if table is None:
             return None

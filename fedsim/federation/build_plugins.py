@@ -21,12 +21,7 @@ from fedsim.plugins.frozen import check_frozen
 
 
 def build_algorithm(table: AlgorithmTable) -> ClientAlgorithm:
-    """Build the clients' algorithm.
-
-    Raises:
-        ConfigError: it does not accept one of the settings.
-        PluginError: it does not load, or is no algorithm.
-    """
+    """Build the clients' algorithm."""
     plugin = registry.build("algorithms", table.name, table.settings, "algorithm")
     algorithm: ClientAlgorithm = _check_kind(plugin, ClientAlgorithm, "algorithm")
     return algorithm
@@ -55,12 +50,7 @@ def build_defenses(tables: Sequence[PluginTable]) -> list[Defense]:
 
 
 def build_measure(table: MeasureTable) -> MeasureSchedule:
-    """Build the measure that a table names, with the settings of its use.
-
-    Raises:
-        ConfigError: it does not accept one of the settings.
-        PluginError: it does not load, or is no measure.
-    """
+    """Build the measure that a table names, with the settings of its use."""
     where = f"measure.{table.title}"
     plugin = registry.build("measures", table.name, table.settings, where)
     return MeasureSchedule(

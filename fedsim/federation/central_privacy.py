@@ -118,9 +118,6 @@ def check_central_privacy(experiment: Experiment, strategy: Any, settings: Mappi
 
     Args:
         experiment: the experiment, which has the table.
-
-    Raises:
-        ConfigError: they do not, in a sentence that names what forbids it and what to do.
     """
     name = type(strategy).__name__
     if name not in _AVERAGING or not type(strategy).__module__.startswith(("flwr.", "strategies.")):

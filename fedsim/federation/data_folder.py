@@ -9,11 +9,7 @@ from fedsim.base.errors import ConfigError, first_line
 
 
 def find_data_folder() -> Path | None:
-    """Return the folder named by FEDSIM_DATA, where data sets and weights are looked for.
-
-    Raises:
-        ConfigError: it starts with the home of an unknown user.
-    """
+    """Return the folder named by FEDSIM_DATA, where data sets and weights are looked for."""
     path = os.environ.get("FEDSIM_DATA")
     try:
         return Path(path).expanduser() if path else None
@@ -26,10 +22,6 @@ WEIGHTS_FOLDER = Path("$FEDSIM_DATA/weights")
 
 
 def find_weights_folder() -> Path | None:
-    """Return the folder in which trained networks are looked for, such as those of LPIPS.
-
-    Raises:
-        ConfigError: see `find_data_folder`.
-    """
+    """Return the folder in which trained networks are looked for, such as those of LPIPS."""
     folder = find_data_folder()
     return None if folder is None else folder / WEIGHTS_FOLDER.name

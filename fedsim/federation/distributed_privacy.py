@@ -103,11 +103,7 @@ def _check_modulus(privacy: DistributedPrivacy, table: SecureAggregationTable, l
 
 
 def check_distributed_privacy(experiment: Experiment) -> None:
-    """Check that there are sums to which clients add their noise.
-
-    Raises:
-        ConfigError: there are none, or the model has numbers that noise would spoil.
-    """
+    """Check that there are sums to which clients add their noise."""
     if experiment.config.secure_aggregation is None:
         raise ConfigError(
             f"{DISTRIBUTED_PRIVACY}: a client adds a share of noise, which is enough in a sum alone, and without "

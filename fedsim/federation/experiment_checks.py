@@ -40,11 +40,7 @@ log = logging.getLogger(__name__)
 
 
 def check_experiment(experiment: Experiment) -> None:
-    """Build each part of an experiment once, and check that the parts go together.
-
-    Raises:
-        FedsimError: one is wrong, or two do not go together.
-    """
+    """Build each part of an experiment once, and check that the parts go together."""
     # Build each part, for its errors alone.
     build_attacks(experiment.config)
     _ = experiment.loss
@@ -132,9 +128,6 @@ def _check_selecting_defenses(experiment: Experiment) -> None:
 
     In a run, a client must not say why one of them failed. Defenses of other packages are not
     tried, as with measures.
-
-    Raises:
-        ConfigError: one does not apply to this task, model or training.
     """
     selecting_defenses: list[Defense] = []
     for table, defense in zip(experiment.config.defense, experiment.client_defenses(0), strict=True):

@@ -60,9 +60,6 @@ def choose_measures(config: Config, names: Sequence[str], overrides: Iterable[st
     Args:
         names: titles of tables of the experiment, or names of measures with their default settings.
         overrides: `measure.NAME.key=value`.
-
-    Raises:
-        ConfigError: a setting is wrong, or a measure is named twice.
     """
     if duplicates := [name for name, count in Counter(names).items() if count > 1]:
         raise ConfigError(f"--measure {duplicates[0]}: is named twice; name each once")
@@ -107,10 +104,6 @@ def file_moments(
         name: of the file, under which trained states are stored in the cache.
         states: names in `[states]`, which are trained where they are missing, or files.
         clients: ids; an empty list means all.
-
-    Raises:
-        ConfigError: there is no such state or client.
-        RunError: training failed.
     """
     if not states:
         return [_unrecorded_moment(experiment, "round-0", experiment.initial_model_state(), clients)]
@@ -134,10 +127,6 @@ def run_moments(
         states: names of states that the run saved, or files.
         rounds: recorded rounds.
         clients: ids; an empty list means all that sent.
-
-    Raises:
-        ConfigError: there is no such round, state or client.
-        TranscriptError: nothing is recorded, or a round is damaged.
     """
     saved = TrainingStates(folder.states)
     saved_names = list(saved.manifest().get("states", {}))

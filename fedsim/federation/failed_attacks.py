@@ -45,11 +45,7 @@ _COLUMNS = tuple(field.name for field in fields(FailedAttack))
 
 
 def read_failed_attacks(folder: RunFolder) -> list[FailedAttack]:
-    """Read `failed.csv`; none where every attack succeeded.
-
-    Raises:
-        RunError: the rows are not as an audit writes them.
-    """
+    """Read `failed.csv`; none where every attack succeeded."""
     failed_attacks = []
     for row in read_rows(folder.failures, _COLUMNS, counts=("victim", "repeat")):
         attempt = FailedAttack(

@@ -74,9 +74,6 @@ class FlowerApp:
         """Import the code of the app, and return its `serverapp` or `clientapp`.
 
         As with `flwr run`, the folder of the app comes first on the import path.
-
-        Raises:
-            PluginError: it does not load, or is something else.
         """
         from flwr.clientapp import ClientApp
         from flwr.serverapp import ServerApp

@@ -64,9 +64,6 @@ def compare_with_manifest(run: OpenRun) -> Verdict:
     """Compare rounds, settings and all other files of a run with its manifest.
 
     Of a round only the header is compared; `Transcript` checks the states when it reads them.
-
-    Raises:
-        ConfigError: FEDSIM_KEY names a key that cannot be used.
     """
     secret = signing_key()
     if run.path.resolve().name == RECORDING_FOLDER:

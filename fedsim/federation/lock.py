@@ -85,11 +85,7 @@ def describe_lock_holder(folder: Path) -> str:
 
 
 def _is_owner(folder: Path, owner: object) -> bool:
-    """Return whether `owner` has locked the folder already.
-
-    Raises:
-        ConfigError: another owner in this process has.
-    """
+    """Return whether `owner` has locked the folder already."""
     if folder not in _locks:
         return False
     if owner is None or _locks[folder][1] is not owner:

@@ -66,11 +66,7 @@ class OpenRun(RunFolder):
 
     @cached_property
     def config(self) -> Config:
-        """Return the settings in the experiment file, which `read_experiment` checks as well.
-
-        Raises:
-            ConfigError: there is no such file, or it is invalid.
-        """
+        """Return the settings in the experiment file, which `read_experiment` checks as well."""
         return validate_tables(Config, read_toml(self.experiment), str(self.experiment))
 
     @cached_property
@@ -125,12 +121,7 @@ class OpenRun(RunFolder):
 
     @contextmanager
     def hold_lock(self) -> Iterator[None]:
-        """Keep all others from writing here, see `fedsim.federation.lock`.
-
-        Raises:
-            ConfigError: another process, or this one, writes here, or the path is that of a file or no UTF-8 text.
-            RunError: the folder cannot be written, or see `check_kinds`.
-        """
+        """Keep all others from writing here, see `fedsim.federation.lock`."""
         if os.path.lexists(self.path) and not self.path.is_dir():
             raise ConfigError(f"{self.path}: is a file; choose another --out")
         try:
@@ -270,11 +261,7 @@ class OpenRun(RunFolder):
         vars(self).pop("config", None)
 
     def note_data(self, sha256: str) -> None:
-        """Note the hash of the run's data, or compare it with the hash that was noted at the start.
-
-        Raises:
-            DataError: it is another one.
-        """
+        """Note the hash of the run's data, or compare it with the hash that was noted at the start."""
         from fedsim.federation.federated_data import check_same_data  # imports torch
 
         noted = self.manifest.contents

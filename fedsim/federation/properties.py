@@ -33,11 +33,7 @@ class Property:
 
     @classmethod
     def from_name(cls, dataset: Dataset, name: str) -> Property:
-        """Parse the property called `name`.
-
-        Raises:
-            ConfigError: the data have no such column, category or group.
-        """
+        """Parse the property called `name`."""
         column_name, equals, value = (part.strip() for part in name.partition("="))
         if not equals:
             raise ConfigError(f"{_SETTING}: expected column=category, as sex=Female, or group=name, got '{name}'")
@@ -67,11 +63,7 @@ class Property:
         return cls(column=columns.get(column_name), index=categories.index(value))
 
     def values_of(self, examples: Examples, index: Tensor) -> Tensor:
-        """Return for each example at `index` whether it has the property, `example`.
-
-        Raises:
-            DataError: the groups of these examples are not known.
-        """
+        """Return for each example at `index` whether it has the property, `example`."""
         if self.column is not None:
             return self.column.values(examples.inputs(index)) == self.index
         if examples.groups is None:

@@ -50,9 +50,6 @@ def config_of(tables: dict[str, Any], where: str, folder: Path) -> Config:
         tables: as `read_toml` returns them.
         where: name of the tables in error texts.
         folder: folder to which relative paths refer.
-
-    Raises:
-        ConfigError: a key or a value is wrong.
     """
     check_possible(tables, where)
     make_absolute(tables, where, folder)
@@ -60,11 +57,7 @@ def config_of(tables: dict[str, Any], where: str, folder: Path) -> Config:
 
 
 def make_absolute(tables: Mapping[str, Any], where: str, folder: Path) -> None:
-    """Make paths in `tables`, relative to `folder`, absolute, as nodes work in other folders.
-
-    Raises:
-        ConfigError: a value cannot be a path.
-    """
+    """Make paths in `tables`, relative to `folder`, absolute, as nodes work in other folders."""
     for name, key in FILES:
         table = tables.get(name)
         if isinstance(table, dict) and isinstance(table.get(key), str) and table[key]:
@@ -78,9 +71,6 @@ def read_toml(path: Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
     """Read the tables of a TOML file and apply overrides.
 
     Only values that no setting can have are refused; `check_possible` finds them.
-
-    Raises:
-        ConfigError: the file is missing, is not TOML, or holds such a value.
     """
     try:
         tables = tomllib.loads(read_settings(path))
@@ -143,9 +133,6 @@ def apply_override(tables: dict[str, Any], override: str) -> None:
 
 def parse_override(override: str) -> tuple[str, Any]:
     """Parse `a.b.c=value` into its key and its value, which is TOML or else a text.
-
-    Raises:
-        ConfigError: the override has another form.
 
     >>> parse_override("training.local_epochs=5")
     ('training.local_epochs', 5)

@@ -19,9 +19,6 @@ def check_recipe(experiment: Experiment) -> None:
 
     What only a round shows, such as a strategy that sends clients different models, is refused when
     it is recorded, and the first update is computed again in the run itself.
-
-    Raises:
-        ConfigError: they cannot, in a sentence that names what forbids it and what to do.
     """
     config = experiment.config
     if config.recording.keep != "recipe":

@@ -202,9 +202,6 @@ def list_files(folder: Path, only: set[str] | None = None) -> Iterator[Path]:
 
     Args:
         only: names at the top of `folder` to which the search is limited.
-
-    Raises:
-        RunError: a folder may not be read.
     """
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
@@ -237,9 +234,6 @@ def read_rows(
         texts: columns that have to exist.
         numbers: columns that have to hold a number or nothing.
         counts: columns that have to hold a whole number from 0 on, such as the id of a client.
-
-    Raises:
-        RunError: it cannot be read, or such a column is wrong.
     """
     if not path.is_file():
         return []
@@ -267,30 +261,18 @@ def read_rows(
 
 
 def read_metrics(folder: RunFolder) -> list[dict[str, str]]:
-    """Read the rows of `metrics.csv`.
-
-    Raises:
-        RunError: they are not as a run writes them.
-    """
+    """Read the rows of `metrics.csv`."""
     numbers = ("accuracy", "loss", "guess", "num_examples", "seconds")
     return read_rows(folder.metrics, ("client",), numbers, ("round",))
 
 
 def read_refusals(folder: RunFolder) -> dict[str, str]:
-    """Read `refused.csv`: by title, the sentence why an attack was not made.
-
-    Raises:
-        RunError: the rows are not as an audit writes them.
-    """
+    """Read `refused.csv`: by title, the sentence why an attack was not made."""
     return {row["attack"]: row["why"] for row in read_rows(folder.refusals, ("attack", "why"))}
 
 
 def read_ledger(folder: RunFolder) -> list[dict[str, str]]:
-    """Read the rows of `ledger.csv`, none where no defense proves a guarantee.
-
-    Raises:
-        RunError: they are not as a run writes them.
-    """
+    """Read the rows of `ledger.csv`, none where no defense proves a guarantee."""
     # This imports torch, which would delay errors about the experiment file.
     from fedsim.privacy.ledger import NUMERIC_COLUMNS
 
@@ -299,11 +281,7 @@ def read_ledger(folder: RunFolder) -> list[dict[str, str]]:
 
 
 def read_exposures(folder: RunFolder) -> list[dict[str, str]]:
-    """Read the rows of `exposure.csv`, none where clients measure nothing.
-
-    Raises:
-        RunError: they are not as a run writes them.
-    """
+    """Read the rows of `exposure.csv`, none where clients measure nothing."""
     from fedsim.exposure.of_clients import COLUMNS  # imports torch, likewise
 
     return read_rows(folder.exposure, COLUMNS, ("value",), ("round", "client"))

@@ -51,9 +51,6 @@ def check_groups(table: SecureAggregationTable, strategy: Any, settings: Mapping
     Args:
         strategy: built from `settings`.
         clients: number of clients of the federation.
-
-    Raises:
-        ConfigError: the groups or the strategy do not go with secure aggregation.
     """
     name = type(strategy).__name__
     if name in SINGLE_UPDATE_STRATEGIES:

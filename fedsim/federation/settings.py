@@ -71,11 +71,7 @@ def training_fingerprint(experiment: Experiment) -> dict[str, Any]:
 
 
 def hash_named_files(config: Config) -> dict[str, str]:
-    """Hash the files and folders that settings of partition and model name.
-
-    Raises:
-        ConfigError: one cannot be read.
-    """
+    """Hash the files and folders that settings of partition and model name."""
     hashes: dict[str, str] = {}
     for name in ("partition", "model"):
         for key, value in getattr(config, name).model_dump(mode="json").items():
@@ -98,9 +94,6 @@ def hash_experiment_code(config: Config) -> dict[str, str]:
 
     Returns:
         Hashes by position in the file, such as `model` or `defense.0`.
-
-    Raises:
-        PluginError: a plug-in cannot be imported.
     """
     parts: dict[str, tuple[registry.Group, str]] = {
         "data": ("datasets", config.data.name),

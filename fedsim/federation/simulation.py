@@ -126,11 +126,7 @@ def prepare_run(config: Config, folder: OpenRun, *, resume: bool, overwrite: boo
 
 
 def _is_finished(config: Config, folder: OpenRun) -> bool:
-    """Return whether nothing is left to train, so that no engine has to start.
-
-    Raises:
-        RunError: the checkpoint is damaged.
-    """
+    """Return whether nothing is left to train, so that no engine has to start."""
     if not folder.checkpoint.is_file():
         return False
     header, _ = read_sealed_file(folder.checkpoint)
@@ -138,22 +134,14 @@ def _is_finished(config: Config, folder: OpenRun) -> bool:
 
 
 def load_client_app() -> Any:
-    """Return Flower's app of the clients, to let them train outside of a federation.
-
-    Raises:
-        InstallationError: Flower or the app is not installed.
-    """
+    """Return Flower's app of the clients, to let them train outside of a federation."""
     with quiet_flower():
         return load_app_part("client")
 
 
 @cache
 def load_app_part(name: str) -> Any:
-    """Load Flower's app for one side, or another part of an app, by entry point: the core imports no plug-in packages.
-
-    Raises:
-        InstallationError: Flower or the part is not installed.
-    """
+    """Load a part of an app, such as one side, by entry point: the core imports no plug-in packages."""
     entries = [entry for entry in entry_points(group="fedsim.apps") if entry.name == name]
     if not entries:
         raise InstallationError(f"no {name} app is registered; install the project first ('pip install -e .')")

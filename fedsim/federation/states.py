@@ -40,11 +40,7 @@ class TrainingStates:
         return self.folder / f"{name}.safetensors"
 
     def manifest(self) -> dict[str, Any]:
-        """Read the manifest of the states; empty where there are none.
-
-        Raises:
-            RunError: the manifest is damaged.
-        """
+        """Read the manifest of the states; empty where there are none."""
         path = self.folder / MANIFEST
         try:
             if not path.is_file():
@@ -74,9 +70,6 @@ class TrainingStates:
             state: tensors by name.
             made_by: description of the whole training: settings, versions.
             about: facts about this state, such as its accuracy.
-
-        Raises:
-            RunError: the folder cannot be written.
         """
         path, old_manifest, run = self.path(name), self.manifest(), self.folder.parent
         try:

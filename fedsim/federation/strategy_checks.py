@@ -39,9 +39,6 @@ def read_learning_rate(value: object, complaint: str = "learning_rate:") -> floa
     Args:
         value: that somebody set.
         complaint: beginning of the error.
-
-    Raises:
-        ConfigError: it is no finite value above 0.
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise ConfigError(f"{complaint} expected a finite value above 0, got {value}")
@@ -78,10 +75,6 @@ def check_strategy(strategy: Any, settings: Mapping[str, Any], clients: int) -> 
     Args:
         strategy: built from `settings`.
         clients: number of clients of the federation.
-
-    Raises:
-        ConfigError: a fraction, step size or momentum is out of range, or there are too few
-            clients.
     """
     if not type(strategy).__module__.startswith(("flwr.", "strategies.")):
         common_keys = {*MIN_CLIENT_KEYS, *_FRACTIONS}

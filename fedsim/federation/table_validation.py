@@ -24,9 +24,6 @@ def validate_tables(kind: type[_T], tables: Mapping[str, Any], where: str) -> _T
     Args:
         tables: values by key.
         where: name of the tables in error texts.
-
-    Raises:
-        ConfigError: a key is unknown, or a value is wrong.
     """
     try:
         text = json.dumps(tables)

@@ -318,9 +318,6 @@ class RecipeCheck:
         Args:
             number: the round, which need not be recorded.
             has_memory: whether clients began it with a memory.
-
-        Raises:
-            RunError: it is not the same.
         """
         if has_memory in self._checked:
             return

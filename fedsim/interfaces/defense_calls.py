@@ -25,10 +25,6 @@ def apply_on_gradient(
     """Apply `defense.on_gradient` to a copy of `gradient` and check the result.
 
     A tensor that the hook neither changed nor replaced is the same object as in `gradient`.
-
-    Raises:
-        RunError: the hook did not return one floating point tensor of the same shape for each of
-            `gradient`.
     """
     if not overrides(defense, "on_gradient"):
         return gradient
@@ -38,12 +34,7 @@ def apply_on_gradient(
 
 
 def apply_on_sum(defense: Defense, total: State, expected: float, parameters: State, context: LocalContext) -> State:
-    """Apply `defense.on_sum` to the sum of clipped gradients of `parameters` and check the result.
-
-    Raises:
-        RunError: the hook did not return one floating point tensor of the same shape for each
-            parameter.
-    """
+    """Apply `defense.on_sum` to the sum of clipped gradients of `parameters` and check the result."""
     result = defense.on_sum(dict(total), expected, context)
     return _check_state(f"{type(defense).__name__}.on_sum", parameters, parameters, result)
 
@@ -51,12 +42,7 @@ def apply_on_sum(defense: Defense, total: State, expected: float, parameters: St
 def apply_on_examples(
     defense: Defense, gradients: State, expected: float, parameters: State, context: LocalContext
 ) -> State:
-    """Apply `defense.on_examples` to per-example gradients of `parameters` and check the result.
-
-    Raises:
-        RunError: the hook did not return one floating point tensor of the same shape for each
-            parameter.
-    """
+    """Apply `defense.on_examples` to per-example gradients of `parameters` and check the result."""
     result = defense.on_examples(dict(gradients), expected, context)
     return _check_state(f"{type(defense).__name__}.on_examples", parameters, parameters, result)
 
@@ -66,12 +52,7 @@ def apply_on_update(
     update: State,
     context: LocalContext,
 ) -> State | Payload:
-    """Apply `defense.on_update` to a copy of `update` and check the result, a state or a payload.
-
-    Raises:
-        RunError: the hook returned neither one floating point tensor of the same shape for each of
-            `update`, nor a payload of deltas that fits it.
-    """
+    """Apply `defense.on_update` to a copy of `update` and check the result, a state or a payload."""
     if not overrides(defense, "on_update"):
         return update
     where = f"{type(defense).__name__}.on_update"
@@ -127,9 +108,6 @@ def apply_on_data(
 
     Returns:
         `example`, strictly ascending indices.
-
-    Raises:
-        RunError: the hook returned something else than strictly ascending indices of examples.
     """
     count = len(local.labels)
     if not overrides(defense, "on_data"):
@@ -156,11 +134,7 @@ def apply_on_batch(
     labels: Tensor,
     context: LocalContext,
 ) -> tuple[Tensor, Tensor]:
-    """Apply `defense.on_batch` to copies of a mini-batch and check the result.
-
-    Raises:
-        RunError: the hook did not return a pair of inputs and labels, one label for each input.
-    """
+    """Apply `defense.on_batch` to copies of a mini-batch and check the result."""
     if not overrides(defense, "on_batch"):
         return inputs, labels
     result = defense.on_batch(inputs.clone(), labels.clone(), context)
@@ -193,9 +167,6 @@ def apply_on_features(defense: Defense, features: Tensor, inputs: Tensor, contex
 
     Returns:
         The object `features` itself where the hook changed nothing.
-
-    Raises:
-        RunError: the hook did not return a floating point tensor in the shape of `features`.
     """
     if not overrides(defense, "on_features"):
         return features

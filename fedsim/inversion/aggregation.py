@@ -49,9 +49,6 @@ def krum(estimates: Tensor, *, invalid: int) -> Tensor:
     Args:
         estimates: `gradient example ...`.
         invalid: f, how many estimates may have collapsed; Krum needs T of at least 2 f + 3.
-
-    Raises:
-        AttackError: there are too few estimates.
     """
     if len(estimates) < 2 * invalid + 3:
         raise AttackError(

@@ -86,9 +86,6 @@ def compile_objective(
         problem: whose numbers become constants of the graph, and what is fitted to its auxiliary records.
         target: what gradients are compared with.
         sample: values and iteration inputs to trace with.
-
-    Raises:
-        AttackError: the model cannot be traced, or its graph computes something else.
     """
     from torch.fx.experimental.proxy_tensor import make_fx
 

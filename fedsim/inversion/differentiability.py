@@ -21,11 +21,7 @@ LayerCall = tuple[str, nn.Module, tuple[Tensor, ...], Tensor]
 
 @torch.no_grad()
 def check_inputs(problem: InversionProblem, dummy: Tensor) -> Tensor:
-    """Check that the model takes data of this shape, and return its outputs.
-
-    Raises:
-        AttackError: it does not.
-    """
+    """Check that the model takes data of this shape, and return its outputs."""
     try:
         return problem.outputs(problem.before, dummy)
     except (RuntimeError, ValueError, IndexError) as error:
@@ -38,11 +34,7 @@ def check_inputs(problem: InversionProblem, dummy: Tensor) -> Tensor:
 
 
 def find_output_shape(problem: InversionProblem, knowledge: Knowledge, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of the outputs for one of the examples in data of a shape.
-
-    Raises:
-        AttackError: the model does not take such data.
-    """
+    """Return the shape of the outputs for one of the examples in data of a shape."""
 
     def compute_shape() -> torch.Size:
         return check_inputs(problem, problem.before[0].new_zeros(shape)).shape[1:]
@@ -65,10 +57,6 @@ def check_differentiability(
         values: what is optimised, at its start; `dummy` are the dummy data.
         labels: of the dummy data.
         distance_of: returns the distance for given values, without priors.
-
-    Raises:
-        AttackError: the gradient is exactly zero, not finite, or cannot be computed; names the
-            layer, if one is to blame.
     """
     leaves = {name: value.detach().clone().requires_grad_(True) for name, value in values.items()}
     dummy = values["dummy"].detach()

@@ -91,11 +91,7 @@ class InversionTask:
         return [term.detach() for term in terms]
 
     def check_gradient(self) -> None:
-        """Check that the distance's gradient in the dummy data is finite and not zero at the start.
-
-        Raises:
-            AttackError: it is not, or cannot be computed; names the layer, if one is to blame.
-        """
+        """Check that the distance's gradient in the dummy data is finite and not zero at the start."""
         recipe, problem, target = self.recipe, self.problem, self.target
 
         def distance_of(values: dict[str, Tensor]) -> Tensor:

@@ -63,10 +63,6 @@ def named_states(update: Update, model: nn.Module, where: str, *, body_alone: bo
     Args:
         body_alone: leave out the parts of the model that stay with the clients, as a private head
             does, whose values in `model` then mean nothing.
-
-    Raises:
-        TranscriptError: the update is not one of this model.
-        AttackError: a part of the model stays with the clients.
     """
     orders = sendable_shapes(model)
     if absent := find_absent_names(update.before, model):

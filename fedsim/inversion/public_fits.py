@@ -77,9 +77,6 @@ def fit_components(problem: InversionProblem, count: int, shape: tuple[int, ...]
     Args:
         count: number of components at most.
         shape: of the dummy data, which that of the records is checked against.
-
-    Raises:
-        AttackError: there are no auxiliary records, or they are of another shape.
     """
     records = _check_records(problem, shape)
     like = problem.before[0]
@@ -148,11 +145,7 @@ def fit_patches(problem: InversionProblem, size: int, components: int, shape: tu
 
 
 def fit_denoiser(problem: InversionProblem, shape: tuple[int, ...]) -> Denoiser:
-    """Return a denoiser of public images, which is trained where the cache has none, see `load_denoiser`.
-
-    Raises:
-        AttackError: there are no auxiliary records, they are of another shape, or no images.
-    """
+    """Return a denoiser of public images, which is trained where the cache has none, see `load_denoiser`."""
     records = _check_records(problem, shape)
     _check_images(problem, shape, "a denoiser")
     like, scaling = problem.before[0], problem.scaling

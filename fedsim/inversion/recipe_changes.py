@@ -23,9 +23,6 @@ def match_private_parts(recipe: Recipe, problem: InversionProblem, update: Updat
 
     Labels cannot be counted then, and are optimised with the data unless they are granted. Layers
     whose running statistics stay with the client normalise by the batch, as they do in training.
-
-    Raises:
-        AttackError: the part is not granted, and the attack needs all of the model.
     """
     if problem.unknown_names and recipe.unknown_step_size is None:
         raise missing_part_error(problem.unknown_names, problem.where)
@@ -41,9 +38,6 @@ def optimise_vector_targets(recipe: Recipe, problem: InversionProblem, update: U
     """Return the recipe, by which masks, and several labels or numbers, are optimised unless they are granted.
 
     No formula counts them in the last layer's update, as those of classes do.
-
-    Raises:
-        KnowledgeError: the attack makes several images of each example, whose targets would differ.
     """
     is_decided = knowledge.labels is not None or recipe.label_step_size is not None
     if problem.goal == "classes" or is_decided:

@@ -123,10 +123,6 @@ def audit_defense(
         trials: of each of two neighbours, in which it is guessed which one a client has.
         clients: whose messages are summed before the server sees them, as secure aggregation does.
         survivors: how many of these send theirs; all by default.
-
-    Raises:
-        ConfigError: the audit is too small to show anything, or the defense promises nothing.
-        RunError: a hook of the defense failed.
     """
     audited = AuditedDefense.from_defense(defense, clients=clients, survivors=survivors, seed=seed)
     plan_audit(audited, trials)
@@ -165,11 +161,7 @@ def _choose_guessed(audited: AuditedDefense) -> AuditedDefense:
 
 
 def _promised_epsilon(audited: AuditedDefense) -> float:
-    """Return the epsilon that is promised for the audited load.
-
-    Raises:
-        ConfigError: none is.
-    """
+    """Return the epsilon that is promised for the audited load."""
     guarantee = audited.defense.guarantee(audited.load, guarantee_delta(audited.defense))
     if guarantee is None:
         raise ConfigError(

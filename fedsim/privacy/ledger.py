@@ -167,9 +167,6 @@ class Ledger:
             rows: the rows of the file.
             rounds: how many rounds are complete; later rows are dropped.
             where: the file's name, for errors.
-
-        Raises:
-            RunError: a round is missing, or the defenses were different.
         """
         resumed_rows = [row for row in rows if int(row["round"]) <= rounds] if self else []
         federation = self._federation
@@ -420,9 +417,6 @@ def state_guarantee(defense: Defense, participations: Sequence[Participation]) -
     """Return what `defense` guarantees a client with all these participations, at its `guarantee_delta`.
 
     None without a proof, or where there are none.
-
-    Raises:
-        PluginError: the defense states its epsilon for a larger delta, beside which that of others says nothing.
     """
     if not participations:
         return None

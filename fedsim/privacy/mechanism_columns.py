@@ -31,11 +31,7 @@ def describe_mechanism(mechanism: Mechanism | None) -> dict[str, Any]:
 
 
 def read_mechanism(row: Mapping[str, Any]) -> Mechanism | None:
-    """Return the mechanism of a row's round; None where its defense declares none.
-
-    Raises:
-        ConfigError: a value is out of range, as in a damaged ledger.
-    """
+    """Return the mechanism of a row's round; None where its defense declares none."""
     if not row["noise"]:
         return None
     return Mechanism(

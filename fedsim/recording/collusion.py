@@ -50,11 +50,7 @@ class CollusionTranscript(ComputedTranscript):
         self._choose_rounds()
 
     def recorded_update(self, round: int, client: int, message: int = 1) -> Update:
-        """Return the mean of the updates of a group without the colluding clients.
-
-        Raises:
-            TranscriptError: the round is not seen, is damaged, or another client is meant.
-        """
+        """Return the mean of the updates of a group without the colluding clients."""
         reply = self._find_reply(round, client, message)
         recorded_reply = self._recording.header(round).find_reply(client)
         assert recorded_reply is not None  # it is among the members of the group

@@ -30,11 +30,7 @@ class ComputedTranscript(Transcript, ABC):
         self._role = role
 
     def _choose_rounds(self) -> None:
-        """Keep the rounds that are seen.
-
-        Raises:
-            ConfigError: there is none.
-        """
+        """Keep the rounds that are seen."""
         reasons = {number: self._find_hindrance(number) for number in self._recording.rounds}
         self._paths = {number: self._recording.round_path(number) for number, reason in reasons.items() if not reason}
         if not self._paths:
@@ -60,11 +56,7 @@ class ComputedTranscript(Transcript, ABC):
             Recorder(folder, resume=True).write(number, updates, header.failures, header.config)
 
     def header(self, number: int) -> Header:
-        """Return the header of a round as it is seen.
-
-        Raises:
-            TranscriptError: the round is not seen, or is damaged.
-        """
+        """Return the header of a round as it is seen."""
         self._check_is_seen(number)
         if number not in self._headers:
             self._headers[number] = self._make_header(number)

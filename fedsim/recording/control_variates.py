@@ -137,9 +137,6 @@ def read_app_controls(update: Update, earlier_updates: Iterable[Update], message
         update: as it was recorded.
         earlier_updates: all that the client sent before.
         message_format: says where control variates are, and what clients send of theirs.
-
-    Raises:
-        TranscriptError: they are not as the format says.
     """
     server_control, sent = message_format.read_controls(update)
     # c_i before this round, by both readings of what the client sent.

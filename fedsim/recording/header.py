@@ -222,11 +222,7 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
 
 
 def read_header(path: Path, number: int) -> tuple[Header, str]:
-    """Read and verify the header of a round's file; return it with its hash.
-
-    Raises:
-        TranscriptError: the file is damaged, altered, or of another round or format.
-    """
+    """Read and verify the header of a round's file; return it with its hash."""
     try:
         check_readable(path)
         with safe_open(path, framework="pt") as file:

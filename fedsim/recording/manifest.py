@@ -114,9 +114,6 @@ class ManifestFile:
         """Return the manifest; None where there is none.
 
         Where FEDSIM_KEY names a key, the signature of a signed one is checked.
-
-        Raises:
-            RunError: it was altered, or is signed with another key.
         """
         return self._last_read[1] if self._last_read and self._is_current else self.read_again()
 
@@ -142,12 +139,7 @@ class ManifestFile:
 
     @contextmanager
     def edit(self, *, durable: bool = False) -> Iterator[Manifest]:
-        """Yield the manifest on the disk, or a new one, and write its changes on leaving.
-
-        Raises:
-            ConfigError: it is signed and FEDSIM_KEY names no key, or the other way round.
-            RunError: it was altered, or cannot be written.
-        """
+        """Yield the manifest on the disk, or a new one, and write its changes on leaving."""
         with _lock(self.folder):
             manifest = self.read_again() or Manifest(name=run_name(self.folder), signed=self._key is not None)
             self.check_key(manifest)
@@ -259,9 +251,6 @@ def file_hash(path: Path) -> str:
     """Return the SHA-256 of a file; of a sealed file, the hash that it holds.
 
     A sealed file may be large and change in every round.
-
-    Raises:
-        RunError: it cannot be read.
     """
     try:
         return read_seal(path) if path.name == SEALED_FILE else hash_file(path)
@@ -281,11 +270,7 @@ def _to_text(body: Any) -> str:
 
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
-    """Let one process at a time change the manifest; in-round attacks run beside the round loop.
-
-    Raises:
-        RunError: the folder cannot be written.
-    """
+    """Let one process at a time change the manifest; in-round attacks run beside the round loop."""
     path = folder / LOCK_FILE
     check_no_link(path)
     try:

@@ -168,11 +168,7 @@ class MessageFormat(BaseModel):
         )
 
     def read_controls(self, update: Update) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the control variates that the server and the client sent, by the names of their tensors in messages.
-
-        Raises:
-            TranscriptError: one of them sent none, or some are not of tensors of the model.
-        """
+        """Return the control variates that the server and the client sent, by the names of their tensors."""
         where = f"round {update.round}, client {update.client}"
         received, model = self._split_controls(update.before, update, where, "the server")
         sent, _ = self._split_controls(update.payload.arrays(), update, where, f"client {update.client}")
@@ -194,9 +190,6 @@ class MessageFormat(BaseModel):
             state: what was sent.
             update: whose message it is.
             where: round and client, for errors.
-
-        Raises:
-            TranscriptError: there are no control variates, or no model.
         """
         if update.records:
             key = self._broadcast_key(update.before) if sender == "the server" else "record"
@@ -269,11 +262,7 @@ class MessageFormat(BaseModel):
         return len(self.names) > 1 and len(state) == 1 and next(iter(state.values())).ndim == 1
 
     def _cut_vector(self, state: State, where: str) -> dict[str, Tensor]:
-        """Return the tensors of `names`, one after the other in a vector.
-
-        Raises:
-            TranscriptError: the shape of one is not named, or the vector has another length.
-        """
+        """Return the tensors of `names`, one after the other in a vector."""
         ((sent_name, vector),) = state.items()
         sizes: list[int] = []
         for name in self.names:
@@ -318,11 +307,7 @@ class MessageFormat(BaseModel):
         return named_state
 
     def _model_names(self, sent_names: Sequence[str], where: str) -> dict[str, str]:
-        """Return the model's name of each sent tensor, `""` of one that is not in the model.
-
-        Raises:
-            TranscriptError: they have no such prefix, are not as many as `names`, or two have the same name.
-        """
+        """Return the model's name of each sent tensor, `""` of one that is not in the model."""
         if self.prefix and not any(name.startswith(self.prefix) for name in sent_names):
             raise TranscriptError(
                 f"{where}: no tensor has a name that begins with '{self.prefix}', but for instance "

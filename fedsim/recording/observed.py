@@ -87,11 +87,7 @@ class ObservedTranscript(ComputedTranscript):
         return self._recording.broadcast(round, replies[0].client, replies[0].message)
 
     def recorded_update(self, round: int, client: int, message: int = 1) -> Update:
-        """Return the sum of all updates of the round but those of the colluders, as their mean.
-
-        Raises:
-            TranscriptError: the round is not seen, is damaged, or another client is meant.
-        """
+        """Return the sum of all updates of the round but those of the colluders, as their mean."""
         reply = self._find_reply(round, client, message)
         before, following = self.broadcast(round, client), self._following_model(round)
         colluders = self._colluders_in(round)
@@ -116,12 +112,7 @@ class ObservedTranscript(ComputedTranscript):
         )
 
     def check_mean(self, number: int) -> None:
-        """Check that the next model is the mean of the replies of this round, as who attacks supposes.
-
-        Raises:
-            ConfigError: it is not, so that models do not show the sum of the updates.
-            TranscriptError: the round is damaged.
-        """
+        """Check that the next model is the mean of the replies of this round, as who attacks supposes."""
         seen = self.recorded_update(number, self.header(number).replies[0].client)
         sums = self._sum_moves(number, self._rest_of(number))
         sizes, errors = 0.0, 0.0

@@ -45,9 +45,6 @@ def read_reported_accuracy(folder: Path) -> ReportedAccuracy | None:
 
     Args:
         folder: of the recorded messages, `messages` in a run folder.
-
-    Raises:
-        TranscriptError: a file is damaged.
     """
     last: list[tuple[float, int]] = []
     last_round, largest = 0, 0.0

@@ -68,11 +68,7 @@ class RoundFile:
         self._file.close()
 
     def add(self, update: Update) -> None:
-        """Write an update, or in a round by recipe its hash alone.
-
-        Raises:
-            RunError: two updates answer one message, or a recipe cannot give this one back.
-        """
+        """Write an update, or in a round by recipe its hash alone."""
         if update.client < 0:
             raise RunError(f"round {self._number}: a reply says that it comes from client {update.client}, below 0")
         if (update.client, update.message) in self._replies:

@@ -31,22 +31,14 @@ class RoundReader:
         self._verified: set[tuple[Path, str]] = set()
 
     def read_index(self, path: Path) -> Index:
-        """Return the tensors that a file has, by the prefixes of their states.
-
-        Raises:
-            TranscriptError: the file is damaged.
-        """
+        """Return the tensors that a file has, by the prefixes of their states."""
         try:
             return self._open_file(path)[1]
         except (OSError, SafetensorError, ValueError) as error:
             raise damage_error(path, str(error)) from error
 
     def read_state(self, path: Path, prefix: str, expected: str) -> State:
-        """Return the state under a prefix, whose SHA-256 is the expected one.
-
-        Raises:
-            TranscriptError: the file is damaged, or its bytes are not those that were recorded.
-        """
+        """Return the state under a prefix, whose SHA-256 is the expected one."""
         key = (path, prefix)
         # Nearly all updates of a round share the broadcast; each gets a copy, which it may change.
         if self._last_broadcast is not None and self._last_broadcast[0] == key:
@@ -76,11 +68,7 @@ class RoundReader:
 
 
 def count_bytes(path: Path, prefixes: Collection[str]) -> dict[str, int]:
-    """Return the bytes of the arrays under each of the prefixes; no array is read.
-
-    Raises:
-        TranscriptError: the file is damaged.
-    """
+    """Return the bytes of the arrays under each of the prefixes; no array is read."""
     sizes = dict.fromkeys(prefixes, 0)
     try:
         with safe_open(path, framework="pt") as file:

@@ -32,9 +32,6 @@ def write_sealed_file(
         header: values for JSON.
         durable: wait until the file is on the disk.
         announce: called with the SHA-256 before the file is written.
-
-    Raises:
-        RunError: the disk is full or the folder cannot be written.
     """
     text = json.dumps(header)
     digest = _hash_content(text, arrays)
@@ -49,11 +46,7 @@ def write_sealed_file(
 
 
 def read_sealed_file(path: Path) -> tuple[dict[str, Any], Arrays]:
-    """Return the header and the arrays of a sealed file.
-
-    Raises:
-        RunError: the file is damaged.
-    """
+    """Return the header and the arrays of a sealed file."""
     try:
         check_readable(path)
         with safe_open(path, framework="np") as file:
@@ -67,20 +60,12 @@ def read_sealed_file(path: Path) -> tuple[dict[str, Any], Arrays]:
 
 
 def read_seal(path: Path) -> str:
-    """Return the SHA-256 that a sealed file holds; only `read_sealed_file` checks it.
-
-    Raises:
-        RunError: the file is damaged.
-    """
+    """Return the SHA-256 that a sealed file holds; only `read_sealed_file` checks it."""
     return str(_read_metadata(path)["sha256"])
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """Return the header of a sealed file without reading its arrays, and so unchecked.
-
-    Raises:
-        RunError: the file is damaged.
-    """
+    """Return the header of a sealed file without reading its arrays, and so unchecked."""
     try:
         return dict(parse_json(_read_metadata(path)["header"]))
     except (RecursionError, TypeError, ValueError) as error:

@@ -16,11 +16,7 @@ _HASH, _SIGNATURE = "sha256", "hmac-sha256"
 
 
 def signing_key() -> bytes | None:
-    """Return the content of the file that FEDSIM_KEY names, as the key; None where it names none.
-
-    Raises:
-        ConfigError: the file cannot be read, or is too short for a secret.
-    """
+    """Return the content of the file that FEDSIM_KEY names, as the key; None where it names none."""
     path = os.environ.get(KEY_VARIABLE)
     if not path:
         return None
@@ -51,10 +47,6 @@ def check_seal(given: Mapping[str, str], text: str, secret: bytes | None) -> boo
 
     Args:
         secret: the key that a signature is checked with; None accepts any signature.
-
-    Raises:
-        ValueError: the text is not the one that was sealed, or is signed with another key.
-        KeyError: there is no hash.
     """
     if given[_HASH] != hashlib.sha256(text.encode()).hexdigest():
         raise ValueError("its bytes are not those that were written")
@@ -66,13 +58,7 @@ def check_seal(given: Mapping[str, str], text: str, secret: bytes | None) -> boo
 
 
 def require_seal(given: Mapping[str, str], text: str) -> None:
-    """Check the seal `given` of `text` with the present key; if there is one, require a signature.
-
-    Raises:
-        ConfigError: the key cannot be read.
-        ValueError: `text` is not the one that was sealed, or is not signed with this key.
-        KeyError: there is no hash.
-    """
+    """Check the seal `given` of `text` with the present key; if there is one, require a signature."""
     secret = signing_key()
     if not check_seal(given, text, secret) and secret is not None:
         raise ValueError("it is not signed")

@@ -134,11 +134,7 @@ def select_bottom(state: State) -> dict[str, Tensor]:
 
 
 def _find_answer(steps: list[SplitStep], gradient: Tensor, update: Update, where: str) -> int | None:
-    """Return the index of the answer that a gradient is of; None where the round of that answer is not recorded.
-
-    Raises:
-        TranscriptError: nobody knows which it is.
-    """
+    """Return the index of the answer that a gradient is of; None where the round of that answer is not recorded."""
     rows = update.before.get(GRADIENT_ROWS)
     if rows is not None:
         is_open = [step.gradients is None and torch.equal(step.rows, rows) for step in steps]

@@ -38,10 +38,6 @@ def record_updates(
         broadcast_kind: kind of the messages that hold what clients were sent where it is another one; of
             these, what each was sent last counts, and nothing before the first.
         trust: read pickles, which may hold only arrays.
-
-    Raises:
-        TranscriptError: no message is of this kind, or a record does not hold arrays.
-        TrustError: a record holds a pickle, and `trust` is not set.
     """
     exchanges, kinds, last_sent = list[RecordedExchange](), set[str](), dict[int, RecordedMessage]()
     for exchange in read_messages(run / MESSAGES_FOLDER):

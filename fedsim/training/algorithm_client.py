@@ -81,11 +81,7 @@ class TrainingClient:
         local_epochs: int | None = None,
         defended: bool = True,
     ) -> dict[str, Tensor]:
-        """Train the model from `start`; see `LocalClient.train`.
-
-        Raises:
-            RunError: a pass of this name was made before; or as from `local_update`.
-        """
+        """Train the model from `start`; see `LocalClient.train`."""
         if name in self.losses:
             raise RunError(f"algorithm: it trains twice under the name '{name}'; give each pass a different name")
         settings, share, key = self.settings, self.share, self.share.key

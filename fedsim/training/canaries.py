@@ -68,9 +68,6 @@ class Canaries:
 
         Args:
             shapes: shapes of the parameters that are trained.
-
-        Raises:
-            ConfigError: there are fewer numbers than canaries.
         """
         numbers = sum(shape.numel() for shape in shapes.values())
         if self.count > numbers:

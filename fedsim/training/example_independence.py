@@ -49,9 +49,6 @@ def check_example_independence(
         model: it is used up: its buffers may change.
         inputs: `example ...` in model units, a few of the data set.
         labels: `example`, of the same examples.
-
-    Raises:
-        ConfigError: a defense or a layer mixes examples, or a layer stores them.
     """
     names_of_seeing = [name_of_defense(defense) for defense in defenses if overrides(defense, "on_examples")]
     size = min(_MAX_BATCH_SIZE, len(inputs) // 2)

@@ -38,9 +38,6 @@ def check_representation(model: nn.Module, name: str) -> None:
 
     Args:
         name: of the algorithm that needs it, for errors.
-
-    Raises:
-        ConfigError: none does.
     """
     named_layer = find_last_linear(model)
     if named_layer is None:
@@ -63,9 +60,6 @@ def forward_with_features(
 
     Args:
         inputs: `example ...`.
-
-    Raises:
-        RunError: the layer is not used exactly once, on features `example feature`.
     """
     named_layer = find_last_linear(model)
     assert named_layer is not None

@@ -115,9 +115,6 @@ def example_gradients(model: nn.Module, inputs: Tensor, labels: Tensor, loss: Lo
 
     Returns:
         The gradients, `example ...` by name of each trained parameter, and the losses, `example`.
-
-    Raises:
-        RunError: `torch.func` cannot compute this network.
     """
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     size = sum(p.numel() for p in trained.values())

@@ -105,11 +105,7 @@ class TrainingHooks:
         return batch_size if self.sampling is None else self.sampling.rate * self._count
 
     def batch_order(self, given: Iterable[Tensor] | None) -> Iterable[Tensor]:
-        """Return the examples of each step: those `given`, or drawn as defenses and settings ask.
-
-        Raises:
-            ConfigError: batches are given, but a defense asks for Poisson sampling.
-        """
+        """Return the examples of each step: those `given`, or drawn as defenses and settings ask."""
         if given is not None:
             self._check_sampling(batches_are_drawn=False)
             return given
@@ -123,11 +119,7 @@ class TrainingHooks:
         return self._canaries.split_batches(sampled)
 
     def replace_batch(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the batch that is trained on in place of this one, which is not empty.
-
-        Raises:
-            RunError: a defense returned no batch, or another number of examples where that counts.
-        """
+        """Return the batch that is trained on in place of this one, which is not empty."""
         size = len(inputs)
         for defense, context in self._users["on_batch"]:
             inputs, labels = apply_on_batch(defense, inputs, labels, context)
@@ -143,9 +135,6 @@ class TrainingHooks:
         """Compute the outputs of `model`, with the features that defenses replace.
 
         The gradient of its last linear layer's weights is computed from the replaced features.
-
-        Raises:
-            RunError: a defense returned no features, or the model has none to replace.
         """
         if not self._users["on_features"]:
             return forward(model, inputs)

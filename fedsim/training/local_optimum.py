@@ -58,9 +58,6 @@ def train_to_convergence(
         loss: mean loss of `(outputs, labels)`.
         iterations: number of steps.
         batch_size: most examples in a step.
-
-    Raises:
-        RunError: training is unstable even with the smallest step size.
     """
     best: tuple[nn.Module, list[float]] | None = None
     num_batches, lowest = math.ceil(len(inputs) / batch_size), math.inf

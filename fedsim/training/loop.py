@@ -127,10 +127,6 @@ def local_gradient(
         The gradient by parameter, zero where a parameter is frozen or not used; the buffers that
         are sent with it (BatchNorm's running statistics after this batch); the mini-batch's mean
         loss.
-
-    Raises:
-        ConfigError: as from `local_update`.
-        RunError: the gradient is NaN or infinite, or BatchNorm was given a batch of one example.
     """
     _load_broadcast(model, before, settings, inputs)
     model.zero_grad(set_to_none=True)
@@ -177,9 +173,6 @@ def evaluate(
         inputs: `example ...` in model units.
         labels: `example`, class indices or targets; of several labels or numbers `example target`.
         progress_name: name in progress reports; an evaluation without a name is not reported.
-
-    Raises:
-        RunError: BatchNorm was given a batch of one example.
     """
     load_state(model, state)
     set_evaluation_modes(model, state)

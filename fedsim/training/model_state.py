@@ -55,20 +55,12 @@ def sendable_shapes(model: nn.Module) -> tuple[Mapping[str, torch.Size], ...]:
 
 
 def load_state(model: nn.Module, state: State) -> None:
-    """Copy `state` into `model`; integer buffers keep their values.
-
-    Raises:
-        RunError: `state` has a tensor that the model does not have, or in another shape.
-    """
+    """Copy `state` into `model`; integer buffers keep their values."""
     _load_tensors(model, _check_tensors(model, state), state)
 
 
 def load_broadcast(model: nn.Module, state: State) -> None:
-    """Copy `state` into `model` as `load_state` does, but only a state with all parameters.
-
-    Raises:
-        RunError: as from `check_broadcast`.
-    """
+    """Copy `state` into `model` as `load_state` does, but only a state with all parameters."""
     _load_tensors(model, check_broadcast(model, state), state)
 
 
@@ -90,9 +82,6 @@ def check_broadcast(model: nn.Module, state: State) -> State:
 
     Returns:
         All tensors of the model, by name.
-
-    Raises:
-        RunError: a tensor is missing, unknown or of another shape.
     """
     model_tensors = _check_tensors(model, state)
     if missing := [name for name, _ in model.named_parameters() if name not in state]:

@@ -123,11 +123,7 @@ def trained_shapes(model: nn.Module, settings: LocalTraining) -> dict[str, torch
 
 
 def forward(model: nn.Module, batch: Tensor) -> Tensor:
-    """Compute the outputs of `model` for `batch`.
-
-    Raises:
-        RunError: BatchNorm was to normalise a batch of one example.
-    """
+    """Compute the outputs of `model` for `batch`."""
     try:
         outputs: Tensor = model(batch)
     except ValueError as error:

@@ -68,11 +68,7 @@ def find_stochastic_layers(model: nn.Module, inputs: Tensor) -> list[str]:
 
 
 def silence_stochastic_layers(model: nn.Module, inputs: Tensor) -> None:
-    """Let no layer of `model`, which is in training mode, draw random numbers any more.
-
-    Raises:
-        RunError: outputs still change from pass to pass.
-    """
+    """Let no layer of `model`, which is in training mode, draw random numbers any more."""
     inputs = inputs[:_NUM_EXAMPLES]
     if model not in _silenced:
         names: list[str] = []

@@ -137,11 +137,7 @@ class QuantitySkew(CheckedSettings):
 def _run_partitioner(
     partitioner: Any, labels: Indices, clients: int, rng: np.random.Generator, complaint: str
 ) -> list[Indices]:
-    """Return the shares that a partitioner of Flower makes of examples with these labels.
-
-    Raises:
-        ConfigError: the partitioner refuses; `complaint` is the text.
-    """
+    """Return the shares that a partitioner of Flower makes of examples with these labels."""
     import datasets
 
     order = rng.permutation(len(labels))

@@ -137,9 +137,6 @@ class ReplySpool:
         """Store a reply: in memory while there is room, else in the file.
 
         Storing a record again changes nothing.
-
-        Raises:
-            RunError: the file cannot be written.
         """
         arrays = [array for array in record.values() if isinstance(array, LazyArray) and array.is_in_memory]
         size = sum(array.view().nbytes for array in arrays)

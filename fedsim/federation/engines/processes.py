@@ -91,11 +91,7 @@ class Processes:
         return self._started[-1]
 
     def call(self, name: str, command: Sequence[str], seconds: float) -> str:
-        """Run `command` to its end and return its output.
-
-        Raises:
-            RunError: it failed, or took longer than `seconds`.
-        """
+        """Run `command` to its end and return its output."""
         started = self.start(name, command)
         deadline = time.monotonic() + seconds
         while not started.has_ended:
@@ -162,11 +158,7 @@ def sigterm_as_interrupt() -> Iterator[None]:
 
 
 def find_executable(name: str) -> str:
-    """Return the path of a command: in the folder of this Python, or else on the PATH.
-
-    Raises:
-        InstallationError: it is in neither place.
-    """
+    """Return the path of a command: in the folder of this Python, or else on the PATH."""
     path = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
     if path is None:
         raise InstallationError(f"'{name}' is not installed beside {sys.executable}; pip install 'flwr[simulation]'")

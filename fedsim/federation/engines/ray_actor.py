@@ -17,11 +17,7 @@ class ClientActor:
     def run(
         self, load_app: Callable[[], ClientApp], message: Message, partition: str, context: Context
     ) -> tuple[str, Message, Context]:
-        """Return the node's partition, the app's reply and its context, as Flower expects it.
-
-        Raises:
-            ClientAppException: the app failed.
-        """
+        """Return the node's partition, the app's reply and its context, as Flower expects it."""
         try:
             reply = load_app()(message, context)
         except Exception as error:

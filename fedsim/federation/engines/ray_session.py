@@ -64,10 +64,6 @@ def ray_session(address: str | None, actors: int | None, where: str = "federatio
         address: a Ray cluster, `host:port`, or `auto`; None starts one on this machine.
         actors: how many cores a Ray that is started here has.
         where: the settings' table with the address, for errors.
-
-    Raises:
-        InstallationError: Ray is not installed.
-        RunError: Ray could not be started or reached, or its hosts differ.
     """
     if address is not None:
         check_port(address, f"{where}.address")
@@ -159,10 +155,6 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables while in this context, and let Ray read them at both ends of it.
 
     Ray may have been imported, and have read them, long before.
-
-    Raises:
-        InstallationError: Ray is not installed, or its version does not support tokens.
-        RunError: this process uses a Ray already.
     """
     earlier = {name: os.environ.get(name) for name in variables}
     set_variables(variables)
@@ -179,12 +171,7 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def import_ray() -> Any:
-    """Return Ray's core, which no program uses yet.
-
-    Raises:
-        InstallationError: Ray is not installed, or its version does not support tokens.
-        RunError: this process uses a Ray already.
-    """
+    """Return Ray's core, which no program uses yet."""
     try:
         import flwr.simulation.run_simulation  # noqa: F401
         import ray

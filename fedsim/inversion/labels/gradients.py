@@ -101,9 +101,6 @@ def bias_rule(layers: Sequence[LastLayer], num_examples: int, rng: torch.Generat
         layers: of one or more gradients of the same mini-batch.
         num_examples: b.
         rng: not used.
-
-    Raises:
-        KnowledgeError: the layer has no bias.
     """
     return expand_counts(_count_by_bias(layers, num_examples))
 

@@ -49,10 +49,6 @@ def last_layer(problem: InversionProblem, dummy: Tensor) -> LastLayer:
     Args:
         dummy: `example ...`, standardised, any data that the model takes. The outputs for them show
             which layer is the last, and whether features may be below 0.
-
-    Raises:
-        KnowledgeError: the model's outputs are not those of a linear layer, or of one for a
-            regression.
     """
     prefix, features = output_layer(problem.model, problem.scaling.to_model(dummy))
     indices = []

@@ -13,12 +13,7 @@ from fedsim.recording.wire_format import Update
 
 
 def find_labels(problem: InversionProblem, update: Update, knowledge: Knowledge, rng: torch.Generator) -> Tensor:
-    """Return the labels that are granted, or count them from the last layer.
-
-    Raises:
-        AttackError: other labels than N are granted.
-        KnowledgeError: none are granted, and they cannot be counted.
-    """
+    """Return the labels that are granted, or count them from the last layer."""
     if knowledge.labels is None:
         buffers = dict(problem.buffers)
         after_weights = problem.after or problem.before  # if a gradient was sent

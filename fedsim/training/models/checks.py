@@ -53,11 +53,7 @@ def lazy_layer_complaint(network: nn.Module) -> str:
 
 
 def redraw_weights(network: nn.Module) -> None:
-    """Draw new weights for all layers, from torch's global generator.
-
-    Raises:
-        ConfigError: a layer has weights and no method `reset_parameters`.
-    """
+    """Draw new weights for all layers, from torch's global generator."""
     for name, layer in network.named_modules():
         if not list(layer.parameters(recurse=False)):
             continue

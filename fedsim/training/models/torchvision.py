@@ -32,12 +32,7 @@ class TorchVision:
     architecture: str = "resnet18"
 
     def build(self, task: Task) -> nn.Module:
-        """Build the network for images with three channels, of a size that it accepts.
-
-        Raises:
-            ConfigError: torchvision has no such classifier, or it does not accept images like those
-                of `task`.
-        """
+        """Build the network for images with three channels, of a size that it accepts."""
         import torchvision
 
         names = torchvision.models.list_models(module=torchvision.models)
