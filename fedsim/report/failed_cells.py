@@ -14,7 +14,8 @@ from fedsim.report.sweep_lead import ONLY_SETTING
 def describe_failed_cells(rows: Sequence[Row], cells: Sequence[Row], axes: Sequence[str]) -> list[str]:
     """Say of which cells there are no results, or not all.
 
-    An attack that can be made without a defense, and cannot with it, has met the defense at work.
+    An attack that is made without a defense, and fails with it, may have met the defense at work: why it failed is
+    quoted. Where no attack was made, as where all clients failed and no federation came about, nothing was met.
 
     Args:
         rows: rows of `sweep.csv`.
@@ -33,8 +34,8 @@ def describe_failed_cells(rows: Sequence[Row], cells: Sequence[Row], axes: Seque
             settings = dict.fromkeys(names(tuple(row[axis] for axis in axes)) or ONLY_SETTING for row in stopped)
             sentences.append(
                 f"Under {enumerate_words(list(settings))} {attack} failed in {len(stopped)} of {len(of_attack)} cells, "
-                "and without a defense it did not: the defense leaves it nothing to work with, which says nothing of "
-                "other attacks."
+                f"and without a defense it did not, which says nothing of other attacks; the first reason: "
+                f"{stopped[0]['reason'].partition('; ')[0].rstrip('.')}."
             )
     if others:
         sentences.append(_describe_others(others, asked, scored))
@@ -49,8 +50,9 @@ def _group_by_attack(cells: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def _is_stopped(row: Row, scored: Set[str]) -> bool:
-    """Return whether an attack failed on all victims of a cell, and not on all of its control."""
-    return row["state"] == "failed" and row["cell"] not in scored and row["control"] in scored
+    """Return whether an attack was made in a cell and failed on all victims, and not on all of its control."""
+    was_made = row["state"] == "failed" and bool(row["run"])
+    return was_made and row["cell"] not in scored and row["control"] in scored
 
 
 def _describe_others(cells: Sequence[Row], asked: Sequence[Row], scored: Set[str]) -> str:

@@ -125,7 +125,7 @@ def make_cells(states: Sequence[tuple[str, str, str]]) -> Rows:
         cell, control = f"{defense} {attack}", f"none {attack}"
         cells.append({
             "cell": cell, "control": control, "defense": defense, "attack": attack, "state": state, "no_control": "",
-            "defense_limits": "", "open_rounds": "",
+            "defense_limits": "", "open_rounds": "", "run": f"runs/{cell}", "reason": "",
         })  # fmt: skip
     return cells
 
@@ -151,11 +151,19 @@ def test_the_lead_does_not_say_holds_of_rounds_that_nobody_attacked() -> None:
 
 def test_an_attack_that_fails_under_a_defense_alone_has_met_the_defense() -> None:
     cells = make_cells([("none", "sme", "done"), ("noise", "sme", "failed"), ("top-k", "sme", "failed")])
+    cells[1]["reason"] = "sme, round 1, client 0: w_T equals w_0; sme, round 1, client 1: w_T equals w_0"
     rows = [row | {"cell": "none sme"} for row in make_rows(LEAKING)]
     assert answer(rows, cells=cells).failures == [
-        "Under noise and top-k sme failed in 2 of 3 cells, and without a defense it did not: the defense leaves it "
-        "nothing to work with, which says nothing of other attacks."
+        "Under noise and top-k sme failed in 2 of 3 cells, and without a defense it did not, which says nothing of "
+        "other attacks; the first reason: sme, round 1, client 0: w_T equals w_0."
     ]
+
+
+def test_an_attack_is_not_said_to_fail_where_there_was_no_federation_to_attack() -> None:
+    cells = make_cells([("none", "sme", "done"), ("noise", "sme", "failed")])
+    cells[1] |= {"reason": "its federation failed: round 1: all 6 clients failed", "run": ""}
+    rows = [row | {"cell": "none sme"} for row in make_rows(LEAKING)]
+    assert answer(rows, cells=cells).failures == ["Results of some cells are missing (failed): sme in 1 of 2."]
 
 
 def test_other_cells_without_results_are_lacking() -> None:
