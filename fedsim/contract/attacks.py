@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -18,6 +20,7 @@ from fedsim.base.randomness import generator
 from fedsim.contract import common
 from fedsim.contract.checks import CheckedPlugin, ContractViolation, DoesNotApply, NotChecked, expect
 from fedsim.contract.recordings import OTHER, VICTIM, TinyRecording, recordings_for
+from fedsim.contract.sender_claims import compare_swapped
 from fedsim.interfaces.attack import Attack, Knowledge, Target
 from fedsim.interfaces.findings import Finding
 from fedsim.interfaces.knowledge import FACTS
@@ -160,6 +163,13 @@ def leaves_arguments_unchanged(subject: CheckedPlugin) -> None:
     expect(has_no_gradients, "it leaves gradients in the model that it is given")
 
 
+def infers_senders_from_messages(subject: CheckedPlugin) -> None:
+    """It infers whose records these are, or who sent a message, from messages and not from ids."""
+    scene, finding = _first_result(subject)
+    with tempfile.TemporaryDirectory(dir=subject.folder) as folder:
+        compare_swapped(finding, scene, Path(folder) / "swapped", lambda swapped: _run(subject, swapped))
+
+
 def reports_progress(subject: CheckedPlugin) -> None:
     """It reports its progress up to the last iteration, each with an objective."""
     scene, _ = _first_result(subject)
@@ -191,6 +201,7 @@ CHECKS = (
     refuses_before_any_work,
     reads_what_it_declares,
     leaves_arguments_unchanged,
+    infers_senders_from_messages,
     reports_progress,
 )
 
