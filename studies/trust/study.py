@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import cache
 from typing import Any
@@ -12,30 +11,23 @@ import numpy as np
 
 import fedsim
 from fedsim.audit.audit import Audit, open_audit
+from fedsim.audit.evaluation.identification import IDENTIFIED, score_identification
+from fedsim.audit.evaluation.matches import Pool
 from fedsim.audit.evaluation.statistics import mean_and_margin
 from fedsim.base.errors import ConfigError
 from fedsim.federation.config import AttackFile
 from fedsim.federation.run_folder import RunFolder
 from fedsim.federation.table_validation import validate_tables
-from fedsim.report.adaptive import FAILS, HOLDS, NOT_CONCLUDED, ONLY_NAIVE
 from fedsim.report.summary import Summary
-from fedsim.report.verdicts import LEAKS, ScoreReading, score_readings
 from fedsim.sweeps.file import read_sweep
 from fedsim.sweeps.grid import SweepGrid, build_grid
-from studies.defenses.study import OF_ALL_SCORES, SHORT, epsilons, naive_and_adaptive, promised_epsilon, worth_of
-from studies.messages import pair_psnr
-from studies.running import RUNS, STUDIES, Row, final_accuracy, read_rows
+from studies.defenses.study import epsilons, promised_epsilon
+from studies.running import RUNS, STUDIES, Row, final_accuracy
+from studies.trust.prices import accuracies, table_of_prices
+from studies.trust.verdicts import ATTACKS, METRICS, NONE, Rows, readings, verdict_of
 from studies.writing import group_rows, markdown_table, select_rows
 
 VICTIMS = list(range(20))
-METRICS = ("psnr", "ssim", "identified")
-ATTACKS: dict[str, dict[str, Any]] = {
-    "map": {"name": "map", "draws": 0},
-    "learned": {"name": "learned-inversion", "simulated": 3000, "features": 800},
-    "ig": {"name": "inverting-gradients", "iterations": 200, "step_size": 0.1, "tv_weight": 0.001},
-}
-WITH_PUBLIC_IMAGES = ("map", "learned")
-"""Attacks that try to get past a defense; `ig` does under noise what it does without knowing it."""
 STRONGER: dict[str, tuple[str, dict[str, Any]]] = {
     "update-noise 0.2": ("update-noise 0.02", {"name": "update-noise", "clip": 0.5, "noise_multiplier": 0.2}),
     "update-noise 0.1": ("update-noise 0.02", {"name": "update-noise", "clip": 0.5, "noise_multiplier": 0.1}),
@@ -43,10 +35,7 @@ STRONGER: dict[str, tuple[str, dict[str, Any]]] = {
     "dp-sgd 0.3": ("dp-sgd 0.1", {"name": "dp-sgd", "clip": 4.0, "noise_multiplier": 0.3}),
 }
 """Cases that the study of defenses does not have: the case of it that each follows, and the defense."""
-NONE = "none"
-NAMES = {"psnr": "PSNR", "ssim": "SSIM", "identified": "`identified`"}
 REFUSES = "refuses"
-Rows = Sequence[Mapping[str, str]]
 
 
 @cache
@@ -79,7 +68,7 @@ def record_case(case: str, seed: int) -> fedsim.Run:
 def measure(seed: int, attack: str, case: str) -> list[Row]:
     """Attack the victims of a case, and return a row for each victim and metric, or one that says why there is none.
 
-    `other` is the gain in dB by the images of the next victim.
+    `other` is the share of the next victim's images that the same claims identify.
     """
     run = record_case(case, seed)
     table = {**ATTACKS[attack], "label": attack}
@@ -97,13 +86,15 @@ def measure(seed: int, attack: str, case: str) -> list[Row]:
         "accuracy": final_accuracy(run), "bytes": size,
         "epsilon": min((loss.epsilon for loss in epsilons(RunFolder(run.path))), default=""),
     }  # fmt: skip
-    others = gains_by_others(run, audit, [row for row in scores if row["metric"] == "psnr"])
+    others = identify_others(run, audit, scores)
     rows = []
     for row in scores:
+        is_share = row["metric"] == IDENTIFIED
         rows.append({
             "knows": row["attack"].endswith("adaptive"), "victim": row["victim"], "metric": row["metric"],
             "value": row["value"], "floor": row["floor"], "floor_guess": row["floor_guess"],
-            "examples": row["examples"], "other": others[row["attack"], int(row["victim"])], "failed": "", **about,
+            "examples": row["examples"], "other": others[row["attack"], int(row["victim"])] if is_share else "",
+            "failed": "", **about,
         })  # fmt: skip
     for title in titles:
         reasons = [reason for reason in failures if reason.startswith(f"{title}:") or reason.startswith(f"{title} ")]
@@ -112,84 +103,24 @@ def measure(seed: int, attack: str, case: str) -> list[Row]:
     return rows
 
 
-def gains_by_others(run: fedsim.Run, audit: Audit, scores: Sequence[Row]) -> dict[tuple[str, int], float]:
-    """Return by how many dB each claim is above the floor of the next victim, scored against its images."""
-    floors = {int(row["victim"]): float(row["floor"]) for row in scores}
-    victims, gains = list(floors), {}
+def identify_others(run: fedsim.Run, audit: Audit, scores: Sequence[Row]) -> dict[tuple[str, int], float]:
+    """Return the share of the next victim's images that the claims about each victim identify, by attack and victim."""
+    claimed = {(row["attack"], int(row["victim"])) for row in scores}
+    victims, shares = sorted({victim for _, victim in claimed}), {}
     for item in run.findings:
-        if item.victim in floors and any(row["attack"] == item.attack for row in scores):
+        if (item.attack, item.victim) in claimed:
             other = victims[(victims.index(item.victim) + 1) % len(victims)]
             truth = audit.case.truth(other, None, members_of(run, other))
             assert truth is not None
-            gains[item.attack, item.victim] = pair_psnr(item.finding.data, truth.data) - floors[other]
-    return gains
+            pool = Pool.from_truth(truth, audit.case.public())
+            shares[item.attack, item.victim] = score_identification(item.finding.data, truth, pool).value
+    return shares
 
 
 def members_of(run: fedsim.Run, victim: int) -> Sequence[int]:
     """Return the clients whose sum stands for a victim; the victim alone where nothing is summed."""
     reply = run.transcript.header(run.transcript.rounds[0]).find_reply(victim)
     return (reply.members if reply else ()) or (victim,)
-
-
-def readings(rows: Rows, attack: str) -> dict[tuple[str, bool], ScoreReading]:
-    """Return what a report would read of an attack, by metric and by whether it knows the defense; seeds are pooled."""
-    full: list[dict[str, Any]] = []
-    for row in select_rows(rows, attack=attack, failed=""):
-        knows = row["knows"] == "True"
-        full.append({
-            **row, **OF_ALL_SCORES, "examples": row["examples"], "victim": f"{row['seed']}-{row['victim']}",
-            "attack": f"{attack} adaptive" if knows else attack, "granted": "defenses" if knows else "",
-        })  # fmt: skip
-    return {(item.summary.metric, item.summary.knows_defenses): item for item in score_readings(full, {})}
-
-
-def worths(rows: Rows, undefended: Rows) -> dict[tuple[str, str], str]:
-    """Return what a defense is worth by attack and metric, with the attacks of the study of defenses."""
-    case, found = rows[0]["case"], {}
-    for attack in ATTACKS:
-        judged, controls = readings(rows, attack), readings(undefended, attack)
-        for metric in METRICS:
-            naive, adaptive = judged.get((metric, False)), judged.get((metric, True))
-            if naive is not None and naive.verdict == LEAKS:
-                found[attack, metric] = SHORT[FAILS]
-            elif naive is not None:
-                found[attack, metric] = worth_of(case, naive, adaptive, controls.get((metric, False)))
-    former = read_rows(STUDIES / "defenses" / "results.csv")
-    for attack, metric in itertools.product(("sme", "ig"), ("psnr", "ssim")):
-        pair = naive_and_adaptive(select_rows(former, cell=case), attack, metric)
-        found[f"{attack} of the other study", metric] = worth_of(case, *pair, None)
-    return found
-
-
-def verdict_of(rows: Rows, undefended: Rows) -> str:
-    """Return the worst that any attack says of a defense by any metric, and by which metrics it leaks.
-
-    It holds where it does against all attacks with public images that could be made, and no other one leaks. As long
-    as an attack was not tried, nothing holds.
-    """
-    if rows[0]["case"] == NONE:
-        return "–"
-    found = worths(rows, undefended)
-    leaking = {metric for (_, metric), worth in found.items() if worth in (SHORT[FAILS], SHORT[ONLY_NAIVE])}
-    if identifies_transformed(rows[0]["case"]):
-        return "fails by `identified` in any transform"
-    if leaking:
-        names = [name for metric, name in NAMES.items() if metric in leaking]
-        return "fails" if len(names) == len(NAMES) else f"fails by {' and '.join(names)}"
-    tried = {row["attack"] for row in rows}
-    here = {worth for (attack, _), worth in found.items() if attack in WITH_PUBLIC_IMAGES}
-    return SHORT[HOLDS] if tried.issuperset(ATTACKS) and here == {SHORT[HOLDS]} else SHORT[NOT_CONCLUDED]
-
-
-def identifies_transformed(case: str) -> bool:
-    """Return whether more images are identified in any transform than by chance, by the study of transforms."""
-    rows = select_rows(read_rows(STUDIES / "transforms" / "results.csv"), case=case)
-    for of_public in group_rows(rows, "public").values():
-        gains = {(row["victim"], row["seed"]): float(row["turned"]) - float(row["chance"]) for row in of_public}
-        mean, margin = mean_and_margin(gains)
-        if mean > margin:
-            return True
-    return False
 
 
 def tables(rows: Rows) -> dict[str, str]:
@@ -205,7 +136,23 @@ def tables(rows: Rows) -> dict[str, str]:
         lines.append([*line, victims_text(of_case, attacks), seeds_text(of_case, found[NONE])])
     head = ["defense", "accuracy", "ε", *(f"{name}, dB" for name in attacks)]
     head += [f"identified: {name}, %" for name in attacks]
-    return {"": markdown_table([*head, "victims", "verdict"], lines)}
+    table = markdown_table([*head, "victims", "verdict"], lines)
+    return {"": table, "prices": table_of_prices(rows), "others": table_of_others(rows)}
+
+
+def table_of_others(rows: Rows) -> str:
+    """Return what claims identify of their victim's images and of the next victim's, where both were compared."""
+    compared = [row for row in select_rows(rows, metric=IDENTIFIED) if row["other"]]
+    groups, order, lines = group_rows(compared, "case", "attack", "knows"), case_order(), []
+    for (case, attack, knows), of_cell in sorted(groups.items(), key=lambda item: order.index(item[0][0])):
+        title = f"{attack}, knows the defense" if knows == "True" else attack
+        line = [case, title]
+        for column in ("value", "other", "floor"):
+            shares = {(row["seed"], row["victim"]): 100 * float(row[column]) for row in of_cell}
+            line.append("{:.1f} ± {:.1f}".format(*mean_and_margin(shares)))
+        lines.append([*line, count_victims(of_cell)])
+    head = ["defense", "attack", "identified, %", "images of another client, %", "by chance, %", "victims"]
+    return markdown_table(head, lines)
 
 
 def case_order() -> list[str]:
@@ -248,8 +195,7 @@ def victim_and_seed(name: str) -> tuple[str, str]:
 
 def accuracy_text(rows: Rows) -> str:
     """Format the mean accuracy over seeds, in per cent."""
-    by_seed = {row["seed"]: float(row["accuracy"]) for row in rows}
-    return f"{np.mean(list(by_seed.values())):.1%}"
+    return f"{np.mean(list(accuracies(rows).values())):.1%}"
 
 
 def victims_text(rows: Rows, attacks: Sequence[str]) -> str:

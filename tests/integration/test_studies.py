@@ -14,6 +14,7 @@ from fedsim.sweeps.file import read_sweep
 from fedsim.sweeps.grid import build_grid
 from studies import running, writing
 from studies.running import Study, StudyFile
+from studies.trust import prices
 from studies.trust import study as trust
 
 ROOT = Path(__file__).parents[2]
@@ -84,6 +85,24 @@ def test_a_cell_with_victims_that_were_not_scored_is_not_kept(tmp_path: Path, mo
         ConfigError, match=r"none, seed 1: map, round 1, client 0: not scored: .*; run the same command"
     ):
         trust.measure(seed=1, attack="map", case="none")
+
+
+def trust_rows(case: str, accuracy: float, share: float, attacks: str = "map learned ig") -> list[dict[str, str]]:
+    about = {"case": case, "accuracy": str(accuracy), "knows": "False", "metric": "identified", "floor_guess": ""}
+    about |= {"value": str(share), "floor": "0.01", "examples": "8", "other": "", "failed": "", "epsilon": ""}
+    names = [{"seed": seed, "victim": str(victim)} for seed in "12" for victim in range(5)]
+    return [{**about, **name, "attack": attack} for attack in attacks.split() for name in names]
+
+
+def test_a_defense_is_worth_its_price_if_none_that_costs_less_leaves_as_few_images() -> None:
+    found = [*trust_rows("none", 0.9, 0.9), *trust_rows("noise", 0.8, 0.1), *trust_rows("dearer", 0.7, 0.2)]
+    found += [*trust_rows("half tried", 0.9, 0.0, "map ig"), *trust_rows("censor", 0.9, 0.0)]
+    found += trust_rows("censor round 11", 0.9, 0.9, "map")  # what it leaves in later rounds counts
+    table = prices.table_of_prices(found)
+    assert [line.split(" | ")[:3] for line in table.splitlines()[2:]] == [
+        ["| none", "–", "90.0 ± 0.0"],
+        ["| noise", "10.0 ± 0.0", "10.0 ± 0.0"],
+    ]
 
 
 def test_rows_of_another_commit_are_told_in_one_sentence() -> None:
