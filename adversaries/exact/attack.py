@@ -52,9 +52,6 @@ class FirstLayerAttack(Attack):
         """Return columns that are certain, `rank` each, and estimates of the others, `rank rest`.
 
         Args:
-            mixture: the factored update.
-            layer: whose update it is.
-            rng: source of every random draw.
             tell: called after each step with the number of columns that are certain.
         """
 
@@ -104,7 +101,6 @@ def build_finding(layer: FirstLayer, inputs: Tensor, is_certified: Tensor | None
     """Build the claim that the client trained on `inputs`.
 
     Args:
-        layer: whose update was attacked.
         inputs: `example input`, in the model's range.
         is_certified: `example`, which inputs are exact for sure.
     """

@@ -39,8 +39,6 @@ def certify_inputs(mixture: InputMixture, layer: FirstLayer, columns: Tensor) ->
     nearly equal ones may have, share a column, which gives a mean of both.
 
     Args:
-        mixture: the factored update.
-        layer: whose update it is.
         columns: all of them, scaled.
     """
     largest_error = layer.range_width * 10 ** (-CERTIFIED_PSNR / 20)
@@ -66,8 +64,6 @@ def find_sum_column(mixture: InputMixture, layer: FirstLayer, columns: Tensor) -
     own input than the others do with theirs.
 
     Args:
-        mixture: the factored update.
-        layer: whose update it is.
         columns: all of them, scaled.
     """
     inputs, zeros = layer.clamp_inputs(mixture.unmix_inputs(columns)), mixture.find_zeros(columns)
@@ -151,7 +147,6 @@ def subtract_unknown_inputs(layer: FirstLayer, inputs: Tensor, count: int) -> Te
     least, in the sum of absolute differences; for a table, the values themselves.
 
     Args:
-        layer: whose update was attacked.
         inputs: `example input`, first those whose columns are certain.
         count: number of certain columns.
     """

@@ -30,8 +30,6 @@ def estimate_columns(mixture: InputMixture, layer: FirstLayer, remaining: Tensor
     """Estimate columns, `rank rest`, in the span of `remaining`, by independent components.
 
     Args:
-        mixture: the factored update.
-        layer: whose update it is.
         remaining: `rank rest`, see `InputMixture.remaining_directions`.
         attempt: number of earlier ones since the last new column. Each makes other estimates
             than the last one.
@@ -54,12 +52,10 @@ def _search_columns(
     """Search columns near estimates and add them to `columns`.
 
     Args:
-        mixture: the factored update.
         silence: `example unit`, estimated.
         estimates: `rank example`, of the columns.
         columns: that are certain.
         draws: of sets of units for each example.
-        rng: draws them.
     """
     known = list(columns)
     is_open = torch.ones(len(silence), dtype=torch.bool)
@@ -79,8 +75,6 @@ def _estimate_silence(mixture: InputMixture, layer: FirstLayer, estimates: Tenso
     """Return `example unit`, see `FirstLayer.silence`, for the inputs that estimates stand for.
 
     Args:
-        mixture: the factored update.
-        layer: whose update it is.
         estimates: `rank rest`, of columns.
     """
     basis, mixed = torch.linalg.qr(estimates)

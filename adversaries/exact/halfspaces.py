@@ -29,11 +29,8 @@ def add_halfspace_columns(
     2. Compute columns from their zeros, the sparsest first (`_fit_column`).
 
     Args:
-        mixture: the factored update.
-        layer: whose update it is.
         columns: that are certain.
         effort: multiple of the steps of the search, at least 1.
-        rng: draws the starts.
     """
     weights = _project_weights(mixture, layer, mixture.remaining_directions(columns))
     guesses, silence = _search(mixture, weights, effort * _STEPS, rng)
@@ -55,8 +52,6 @@ def _project_weights(mixture: InputMixture, layer: FirstLayer, remaining: Tensor
     """Return `unit rest`, the units' mean weights over the round, in the span of the inputs not yet found.
 
     Args:
-        mixture: the factored update.
-        layer: whose update it is.
         remaining: `rank rest`, see `InputMixture.remaining_directions`.
     """
     span = torch.linalg.svd(remaining.T @ mixture.inputs, full_matrices=False).Vh
@@ -76,9 +71,7 @@ def _search(mixture: InputMixture, weights: Tensor, steps: int, rng: torch.Gener
     - q takes a step towards more gradient on its one side and less on the other.
 
     Args:
-        mixture: the factored update.
         weights: `unit rest`, see `_project_weights`.
-        rng: draws the starts.
 
     Returns:
         Directions, `rank start`, of norm 1, and `start unit`, how far each unit is on the silent
@@ -107,7 +100,6 @@ def _fit_column(mixture: InputMixture, silence: Tensor, guess: Tensor) -> Tensor
     worst.
 
     Args:
-        mixture: the factored update.
         silence: `unit`, how far each is on the silent side; above 0 if it is.
         guess: `rank`.
     """

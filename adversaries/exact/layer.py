@@ -94,7 +94,6 @@ def read_first_layer(update: Update, knowledge: Knowledge, *, relu: bool = True)
     """Read the first linear layer of an update, without what weight decay did to it.
 
     Args:
-        knowledge: what is granted.
         relu: the attack reads the zeros of ReLU, and so needs one behind the layer.
     """
     assert knowledge.input_shape is not None
@@ -245,7 +244,6 @@ def read_labels(layer: FirstLayer, inputs: Tensor) -> Tensor:
     labels are what the returned model, or else that at w_0, predicts; so are masks.
 
     Args:
-        layer: the first layer, whose update was attacked.
         inputs: `example input`, in the model's range.
     """
     problem = layer.problem
@@ -283,7 +281,6 @@ def predict_labels(layer: FirstLayer, inputs: Tensor) -> Tensor:
     It is `example`, of several labels or numbers `example target`, or of masks `example height width`.
 
     Args:
-        layer: the first layer, whose update was attacked.
         inputs: `example input`, in the model's range.
     """
     problem = layer.problem

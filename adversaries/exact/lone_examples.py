@@ -94,11 +94,7 @@ def measure_change(layer: FirstLayer, num_clients: int) -> LayerChange:
 
 
 def find_lone_examples(changes: Sequence[LayerChange], rng: torch.Generator) -> LoneExamples:
-    """Find the inputs that at least two units, or one unit in two rounds, give alike.
-
-    Args:
-        rng: draws the projection that speeds up the comparison.
-    """
+    """Find the inputs that at least two units, or one unit in two rounds, give alike."""
     layer, quotients = changes[0].layer, _Quotients.from_changes(changes)
     candidates = quotients.list_candidates(layer)
     inputs, errors = quotients.inputs.flatten(0, 1)[candidates], quotients.errors.flatten()[candidates]

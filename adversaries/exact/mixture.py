@@ -73,7 +73,6 @@ class InputMixture:
             weight: `unit input`, the change of the weights, or their gradient.
             bias: `unit`, likewise for the bias.
             num_examples: N.
-            where: names the update in errors.
             exact: the update must span at most N inputs; else it is cut to its N largest
                 directions.
         """

@@ -26,7 +26,6 @@ def shared_ratios(mixture: InputMixture, columns: Tensor) -> Tensor:
     neighbourhood that is `_NEIGHBOURHOOD` times as wide.
 
     Args:
-        mixture: the factored update.
         columns: `rank example`.
     """
     gradients = (mixture.rows @ columns).T

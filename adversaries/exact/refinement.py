@@ -21,7 +21,6 @@ def refine_inputs(layer: FirstLayer, inputs: Tensor) -> Tensor:
     update no longer falls. All numbers of the update take part, so noise on it is averaged out.
 
     Args:
-        layer: whose update was attacked.
         inputs: `example input`, as is what is returned.
     """
     target = torch.cat([layer.weight, layer.bias[:, None]], 1)

@@ -28,7 +28,6 @@ def fit_trimmed_column(mixture: InputMixture, silence: Tensor) -> Tensor | None:
     and among them the rows that fit worst are left out.
 
     Args:
-        mixture: the factored update.
         silence: `unit`, how surely each unit of the mixture is silent for the example; above 0 if
             it is.
 
@@ -78,7 +77,6 @@ def follow_estimates(
     all of q is.
 
     Args:
-        mixture: the factored update.
         silence: `example unit`, see `fit_trimmed_column`; fewer and surer units are tried until a
             column is certain.
         estimates: `rank example`, orthogonal to the known columns.
@@ -178,7 +176,6 @@ def draw_columns(mixture: InputMixture, units: Tensor, draws: int, rng: torch.Ge
     The vector that the rows of a set map to zero is a column if one example silences all of them.
 
     Args:
-        mixture: the factored update.
         units: `candidate`, indices of units of the mixture, at least rank - 1.
         draws: number of sets.
         most: stop at this number of columns.

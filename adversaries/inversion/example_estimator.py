@@ -160,7 +160,6 @@ def train_estimator(
         estimator: is changed in place.
         epochs: passes over them.
         key: of the order in which clients come.
-        progress: called after each pass.
     """
     means = estimator.fit_sums(messages)
     optimizer = torch.optim.AdamW(estimator.parameters(), _STEP_SIZE, weight_decay=_WEIGHT_DECAY)

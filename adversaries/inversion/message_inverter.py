@@ -147,11 +147,8 @@ def train_inverter(
     """Simulate clients that train as the victim of an update does, and train a network on them.
 
     Args:
-        update: gives the model, N and the kind of message.
-        knowledge: what is granted.
         fit: components of the auxiliary records.
         key: of all that is random.
-        progress: called after each pass over the clients.
 
     Raises:
         AttackError: there are too few auxiliary records, or clients cannot be simulated.

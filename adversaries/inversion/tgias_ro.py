@@ -171,7 +171,6 @@ class TemporalInversion(Attack):
 
         Args:
             messages: of the client whose mini-batch is reconstructed.
-            knowledge: facts granted about the data and the model of these messages.
         """
         gradients = ClientGradients.from_messages(messages, knowledge, self.batch_statistics)
         first = gradients.build_problem(gradients.rounds[0])

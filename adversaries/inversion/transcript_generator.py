@@ -171,7 +171,6 @@ def learn_generator(
     Args:
         network: is changed.
         tasks: make the inversion problems of the recorded updates, with labels.
-        progress: called after each update.
 
     Returns:
         Whether all updates that were drawn could be read. Those that are damaged, or that cannot be inverted, are

@@ -56,7 +56,6 @@ class EmbeddingSpace:
         """Build the conversion from the embedding in `update`.
 
         Args:
-            knowledge: about the texts.
             words: `touched` restricts claims to tokens whose row of the embedding's gradient is not
                 zero.
             nearest: metric of the token nearest to a vector.

@@ -39,7 +39,6 @@ def spans_hold(model: TransformerModule, loss: Callable[[Tensor, Tensor], Tensor
 
     Args:
         model: in float64; parameters that clients train require gradients.
-        loss: the clients' loss.
     """
     padding = model.embedding.padding_idx
     words = [word for word in range(model.embedding.num_embeddings) if word != padding]

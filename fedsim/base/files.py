@@ -50,7 +50,6 @@ def replace_atomically(path: Path, *, durable: bool = False) -> Iterator[Path]:
     the permissions that the umask allows, whoever writes it.
 
     Args:
-        path: the file to write.
         durable: wait until it is on the disk, so that a power cut does not leave an empty file.
     """
     check_no_link(path)

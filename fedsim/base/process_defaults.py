@@ -63,11 +63,7 @@ _DEFAULTS = {
 
 @contextlib.contextmanager
 def protect_defaults(who: str) -> Iterator[None]:
-    """Restore process-wide settings after the block, and raise PluginError if it changed one.
-
-    Args:
-        who: owner of the code in the block, for the error.
-    """
+    """Restore process-wide settings after the block, and raise PluginError if it changed one."""
     before = {name: default.read() for name, default in _DEFAULTS.items()}
     try:
         yield

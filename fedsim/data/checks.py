@@ -33,10 +33,6 @@ def memory_complaint(needed: float) -> str:
 def check_dataset(dataset: Any, name: str) -> Dataset:
     """Check that `dataset` is one and is consistent, and return it.
 
-    Args:
-        dataset: what a plug-in's `load` returned.
-        name: its name in the experiment.
-
     Raises:
         DataError: it is no data set; fields are no tensors, or of types that do not fit; a part is empty; images
             have their channels last; columns or names do not describe the data; inputs and labels differ in number;

@@ -18,12 +18,7 @@ _SUM_LINE = re.compile(r"([0-9a-fA-F]{64}) [ *](?:\./)?(.+)")
 
 
 def require_data_folder(folder: Path | None, name: str) -> Path:
-    """Return the data folder.
-
-    Args:
-        folder: the folder that the user gave, or None.
-        name: the data set that needs it.
-    """
+    """Return the data folder."""
     if folder is None:
         raise DataError(f"data: '{name}' needs a data folder; give --data-dir DIR or set FEDSIM_DATA")
     if not os.path.isdir(folder):  # noqa: PTH112 - also where the name is longer than names can be
@@ -33,11 +28,6 @@ def require_data_folder(folder: Path | None, name: str) -> Path:
 
 def require_folder_of(path: str | Path, folder: Path | None, name: str) -> Path:
     """Return the data folder, within which the relative setting `data.path` is.
-
-    Args:
-        path: the setting.
-        folder: the folder that the user gave, or None.
-        name: the data set.
 
     Raises:
         DataError: the user gave none, or it does not exist.
@@ -54,8 +44,6 @@ def find_file(folder: Path, names: Sequence[str], remedy: str) -> Path:
     """Return the first of several paths that is a file.
 
     Args:
-        folder: where the paths start.
-        names: paths within `folder`.
         remedy: how to get the file, the end of a sentence.
     """
     for name in names:
@@ -70,8 +58,6 @@ def find_named_file(path: str, folder: Path | None, name: str) -> tuple[Path, Pa
 
     Args:
         path: the setting `data.path`, absolute or within the data folder.
-        folder: the data folder, or None.
-        name: the data set.
     """
     file = Path(path).expanduser()
     home = file.parent if file.is_absolute() else require_folder_of(path, folder, name)

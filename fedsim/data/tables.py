@@ -252,8 +252,6 @@ def _split_table(
     """Split a table into training and test examples, and return the fields of a `Dataset`.
 
     Args:
-        path: the table's file, for errors.
-        table: as `read_table` returns it.
         target: the column to predict.
         group: the column with the owner of each example, or None.
         fraction: share of the rows to test on.

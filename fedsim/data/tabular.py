@@ -84,8 +84,6 @@ def check_complete(path: Path, table: pd.DataFrame, allowed: Collection[str] = (
     """Check that each column has a name and each cell a value, and return the table.
 
     Args:
-        path: the table's file, for errors.
-        table: as `read_table` returns it.
         allowed: texts that would mean a missing value, but that the caller handles.
     """
     for name in table:
@@ -154,7 +152,6 @@ def list_categories(path: Path, column: pd.Series, remedy: str = _TOO_MANY_REMED
     """Return the different values of a column, sorted: numerically if all are numbers.
 
     Args:
-        path: the table's file, for errors.
         column: the column, as text.
         remedy: what to do if there are too many, the end of a sentence.
     """
@@ -185,7 +182,6 @@ def encode_columns(
     feature that is 0 or 1.
 
     Args:
-        path: the table's file, for errors.
         test: rows to test on, with the same columns.
         categorical: columns of numbers to treat as categories; columns without any number are
             categories anyway.
@@ -259,7 +255,6 @@ def choose_examples(examples: Examples, limit: int | None, name: str) -> Example
 
     Args:
         limit: how many, or None for all.
-        name: the data set's name, a key of the random choice.
     """
     if limit is None or limit >= len(examples):
         return examples

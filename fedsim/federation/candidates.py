@@ -56,7 +56,6 @@ def draw_candidates(
     these clients. `most` may also be the number of candidates that an earlier call returned.
 
     Args:
-        data: the partitioned data set.
         clients: ids of the clients whose training records the members are.
         others: source of the non-members, one of `fedsim.interfaces.knowledge.NON_MEMBER_SOURCES`.
         known: number of records that `draw_known_candidates` takes from the same pairs; where there

@@ -35,7 +35,6 @@ def make_central_privacy(
 
     Args:
         settings: those of the strategy, which say how many clients a round has.
-        clients: number of clients of the federation.
 
     Raises:
         ConfigError: delta promises nothing, clients are not drawn as the table says, or no noise
@@ -114,11 +113,7 @@ def _read_rate(settings: Mapping[str, Any]) -> float:
 
 
 def check_central_privacy(experiment: Experiment, strategy: Any, settings: Mapping[str, Any]) -> None:
-    """Check that strategy, messages and model let the server bound what a client adds.
-
-    Args:
-        experiment: the experiment, which has the table.
-    """
+    """Check that strategy, messages and model let the server bound what a client adds."""
     name = type(strategy).__name__
     if name not in _AVERAGING or not type(strategy).__module__.startswith(("flwr.", "strategies.")):
         raise ConfigError(

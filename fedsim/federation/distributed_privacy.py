@@ -51,10 +51,6 @@ def make_distributed_privacy(
 ) -> DistributedPrivacy:
     """Return the mechanism that a table describes.
 
-    Args:
-        groups: what is summed.
-        clients: number of clients of the federation.
-
     Raises:
         ConfigError: delta promises nothing, no noise keeps to epsilon, or a sum with its noise does
             not fit into the modulus.

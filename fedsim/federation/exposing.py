@@ -125,7 +125,6 @@ def run_moments(
 
     Args:
         states: names of states that the run saved, or files.
-        rounds: recorded rounds.
         clients: ids; an empty list means all that sent.
     """
     saved = TrainingStates(folder.states)

@@ -350,8 +350,6 @@ class OpenRun(RunFolder):
         """Write a CSV file of the run in one step, and note it.
 
         Args:
-            columns: in their order.
-            rows: values by column.
             settle: the table that was there before is of the run no longer. Who writes a table many
                 times saves time without it, and calls `settle_manifest` at the end.
         """

@@ -27,8 +27,6 @@ def load_config(path: Path, overrides: Iterable[str] = (), *, trust: bool = Fals
     """Read an experiment file and apply `key=value` overrides.
 
     Args:
-        path: experiment file.
-        overrides: `key=value` each.
         trust: accept `module:callable` in a file that is in a run folder.
 
     Raises:
@@ -48,7 +46,6 @@ def config_of(tables: dict[str, Any], where: str, folder: Path) -> Config:
 
     Args:
         tables: as `read_toml` returns them.
-        where: name of the tables in error texts.
         folder: folder to which relative paths refer.
     """
     check_possible(tables, where)

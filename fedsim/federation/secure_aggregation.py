@@ -46,12 +46,7 @@ def group_sizes(groups: int | str, clients: int) -> list[int]:
 
 
 def check_groups(table: SecureAggregationTable, strategy: Any, settings: Mapping[str, Any], clients: int) -> None:
-    """Check that a round can be split into such groups, and that the strategy can work with sums.
-
-    Args:
-        strategy: built from `settings`.
-        clients: number of clients of the federation.
-    """
+    """Check that a round can be split into such groups, and that the strategy can work with sums."""
     name = type(strategy).__name__
     if name in SINGLE_UPDATE_STRATEGIES:
         raise ConfigError(

@@ -67,7 +67,6 @@ class TrainingStates:
         """Write one state and note it in the manifest, and the manifest in that of a run around it.
 
         Args:
-            state: tensors by name.
             made_by: description of the whole training: settings, versions.
             about: facts about this state, such as its accuracy.
         """
@@ -90,9 +89,7 @@ def read_state(path: Path, like: State, model: str, withheld: Collection[str] = 
     """Read the state in `path`, in the order and types of `like`.
 
     Args:
-        path: safetensors file.
         like: a state of the network that is to start from it.
-        model: name of that network in the experiment.
         withheld: names that may be in the file and are left out, as no message of the federation
             has them.
 

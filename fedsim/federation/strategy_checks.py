@@ -50,7 +50,6 @@ def declared_message(cls: type, name: str, claimed: Sends | None) -> Sends:
 
     Args:
         cls: class of the strategy.
-        name: of the strategy, in error texts.
         claimed: `training.sends` of the experiment; None where it is left out.
 
     Raises:
@@ -70,12 +69,7 @@ def declared_message(cls: type, name: str, claimed: Sends | None) -> Sends:
 
 
 def check_strategy(strategy: Any, settings: Mapping[str, Any], clients: int) -> None:
-    """Check the settings of a strategy; of other packages' strategies only Flower's common ones.
-
-    Args:
-        strategy: built from `settings`.
-        clients: number of clients of the federation.
-    """
+    """Check the settings of a strategy; of other packages' strategies only Flower's common ones."""
     if not type(strategy).__module__.startswith(("flwr.", "strategies.")):
         common_keys = {*MIN_CLIENT_KEYS, *_FRACTIONS}
         settings = {key: value for key, value in settings.items() if key in common_keys}

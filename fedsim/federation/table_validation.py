@@ -19,12 +19,7 @@ _TITLED_LISTS = ("attack", "measure")
 
 
 def validate_tables(kind: type[_T], tables: Mapping[str, Any], where: str) -> _T:
-    """Validate `tables` as `kind`, turning the first error into one sentence.
-
-    Args:
-        tables: values by key.
-        where: name of the tables in error texts.
-    """
+    """Validate `tables` as `kind`, turning the first error into one sentence."""
     try:
         text = json.dumps(tables)
     except TypeError as error:

@@ -84,7 +84,6 @@ def compile_objective(
             that depends on values.
         key: all that decides what `evaluate` computes but the values of tensors, see `objective_key`.
         problem: whose numbers become constants of the graph, and what is fitted to its auxiliary records.
-        target: what gradients are compared with.
         sample: values and iteration inputs to trace with.
     """
     from torch.fx.experimental.proxy_tensor import make_fx

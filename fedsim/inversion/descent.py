@@ -167,7 +167,6 @@ def iterate_descent(
     it waits for the device. A trial whose objective or values are not finite then is dropped.
 
     Args:
-        where: names the update in log lines.
         patience: stop if the smallest objective has not fallen by 1 % in so many steps; 0 never.
         snapshots: fractions of the iterations after which values are kept. If there are any, the
             last values are kept as well.
@@ -232,7 +231,6 @@ def divergence_error(trials: Sequence[Trial], where: str, setting: str) -> Attac
     """Return the error of an attack whose trials have all diverged.
 
     Args:
-        where: names the update.
         setting: the name of the attack's step size.
     """
     first = trials[0]
@@ -251,7 +249,6 @@ def offset_progress(progress: Progress, done: int, total: int) -> Progress:
     """Return a `progress` for a later part of an attack.
 
     Args:
-        progress: of the whole attack.
         done: number of iterations before this part.
         total: number of iterations of all parts.
     """

@@ -55,7 +55,6 @@ def check_differentiability(
 
     Args:
         values: what is optimised, at its start; `dummy` are the dummy data.
-        labels: of the dummy data.
         distance_of: returns the distance for given values, without priors.
     """
     leaves = {name: value.detach().clone().requires_grad_(True) for name, value in values.items()}

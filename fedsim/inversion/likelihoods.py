@@ -95,7 +95,6 @@ def draw_message(gradient: Tensors, target: Tensors, rng: torch.Generator) -> li
     Args:
         gradient: of the most probable data, at which the noise of rounding is taken.
         target: of `MessageLikelihood.target`.
-        rng: draws the noise.
     """
     count = len(gradient)
     sent, variances, _, steps = (target[start : start + count] for start in range(0, 4 * count, count))
@@ -133,9 +132,6 @@ def describe_noise(problem: InversionProblem, title: str) -> tuple[MessageNoise,
     """Return the noise of the known defenses together, and those whose `adversary_view` applies.
 
     Where a defense has no `message_noise`, noise is estimated from the message, and a warning says so.
-
-    Args:
-        title: of the attack, for the warning.
     """
     sent = dict(zip(problem.parameter_names, problem.direction, strict=True))
     facts = _training_facts(problem)

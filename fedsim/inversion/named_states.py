@@ -133,7 +133,6 @@ def _model_mismatch_error(
     """Return an error that names the first tensor that differs, or the number of tensors.
 
     Args:
-        where: names the update.
         content: of the message, in words.
         state: the part of the message that is not one of the model.
         orders: names and shapes that would be; the last one has all parameters.

@@ -24,11 +24,6 @@ def objective_key(
     Keys are compared by `==`. They have no hash, because parts of a recipe may have none. Models count as equal if they
     are described alike, which says nothing of what they compute, so whoever shares a computation compares its results
     with those of the victim alone.
-
-    Args:
-        recipe: how the objective is computed.
-        values: what is optimised, by name.
-        target: what gradients are compared with.
     """
     return (
         (recipe.update_model, recipe.distance, tuple(recipe.priors), recipe.parametrisation),

@@ -97,7 +97,6 @@ def ask_once(question: str, model: nn.Module, knowledge: Knowledge, compute: Cal
     Args:
         question: names what is asked, and all that it depends on besides the model.
         model: that `knowledge.model` made.
-        knowledge: granted facts of the victim.
         compute: what it raises is raised each time.
     """
     builder = knowledge.model.builder if isinstance(knowledge.model, ModelCopies) else knowledge.model

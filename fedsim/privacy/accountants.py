@@ -93,7 +93,6 @@ def find_noise_multiplier(
         epsilon: the epsilon of all steps together, above 0.
         delta: above 0, below 1.
         rate: probability of each example to be in a step's sum, above 0 and at most 1.
-        steps: how many.
         accountant: `rdp` or `prv`, as in `compute_epsilon`.
 
     Raises:

@@ -95,7 +95,6 @@ def find_least_noise(make_mechanism: Callable[[float], Mechanism], epsilon: floa
         make_mechanism: returns the mechanism of all rounds with a noise multiplier.
         epsilon: the privacy loss, above 0.
         delta: probability bound.
-        where: the setting, in the error.
 
     Raises:
         ConfigError: no noise is enough.

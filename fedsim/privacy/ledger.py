@@ -95,7 +95,6 @@ class Ledger:
             setting: makes the setting that defenses work in. That builds the model, so it is called
                 only where a defense has a guarantee.
             defenses_of: returns the defenses as a client uses them.
-            names: the experiment's names of the defenses.
             federation: what the server or the protocol promises besides, if anything.
         """
         self._make_setting, self._defenses_of = setting, defenses_of
@@ -164,9 +163,7 @@ class Ledger:
         """Continue an interrupted run's ledger after its first rounds.
 
         Args:
-            rows: the rows of the file.
             rounds: how many rounds are complete; later rows are dropped.
-            where: the file's name, for errors.
         """
         resumed_rows = [row for row in rows if int(row["round"]) <= rounds] if self else []
         federation = self._federation
@@ -197,7 +194,6 @@ class Ledger:
         """Record round `number`.
 
         Args:
-            number: the round, from 1 on.
             asked: by client, how it was asked to train; None for one that straggles.
         """
         for client, training in sorted(asked.items()):

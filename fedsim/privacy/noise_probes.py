@@ -189,7 +189,6 @@ def _compare_scale(
     """Compare the smallest noise of any layer and input with what the mechanism declares.
 
     Args:
-        variances: of the noise.
         mechanism: the declared one.
         sensitivity: largest distance of neighbours.
         releases: how many the client makes.

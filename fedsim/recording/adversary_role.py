@@ -110,7 +110,6 @@ def find_error_in_collusion(role: AdversaryRole, kept: Iterable[int], *, sees_su
     """Return why clients that collude with the server add nothing to what it knows; empty where they do.
 
     Args:
-        role: a server, and clients.
         kept: clients of which the run keeps what they add to sums.
         sees_sums: whether the server sees sums alone.
     """

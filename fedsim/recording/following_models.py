@@ -32,12 +32,7 @@ _Move = Mapping[str, Tensor]
 
 
 def describe_misread_round(transcript: Transcript, number: int) -> str:
-    """Say what speaks against w_t or the replies of a round as they are read; empty where nothing does.
-
-    Args:
-        transcript: of a recording made elsewhere, in the format that its attack file states.
-        number: the round.
-    """
+    """Say what speaks against w_t or the replies of a round as they are read; empty where nothing does."""
     try:
         round_moves = _read_moves(transcript, number)
         if round_moves is None:

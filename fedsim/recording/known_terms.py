@@ -61,7 +61,6 @@ def remove_linear_term(update: Update, earlier_moves: State, config: Mapping[str
     Args:
         update: as it was recorded.
         earlier_moves: S before this round, by name.
-        config: what the server sent along.
     """
     factor = float(config[LINEAR_KEY]) * (read_distance(config, update.num_examples) or 0.0)  # type: ignore[arg-type]
     gradient_move: dict[str, Tensor] = {}

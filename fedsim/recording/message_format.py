@@ -184,13 +184,7 @@ class MessageFormat(BaseModel):
     def _split_controls(
         self, state: State, update: Update, where: str, sender: str
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the control variates and the model that somebody sent, both by the names of the model's tensors.
-
-        Args:
-            state: what was sent.
-            update: whose message it is.
-            where: round and client, for errors.
-        """
+        """Return the control variates and the model that somebody sent, both by the names of the model's tensors."""
         if update.records:
             key = self._broadcast_key(update.before) if sender == "the server" else "record"
             return self._select_record(state, where, sender, "controls"), self._select_record(state, where, sender, key)
@@ -233,7 +227,6 @@ class MessageFormat(BaseModel):
 
         Args:
             state: the tensors of all records, called `RECORD/NAME`.
-            where: round and client, for errors.
             key: the key of this table that names the record; empty for the only one.
         """
         records = list(dict.fromkeys(name.partition("/")[0] for name in state))
@@ -292,7 +285,6 @@ class MessageFormat(BaseModel):
 
         Args:
             state: tensors by the names under which they were sent.
-            where: round and client, for errors.
             sent_names: the names of all sent tensors, in the order that `names` refers to.
             drop_controls: whether the control variates are among them.
         """

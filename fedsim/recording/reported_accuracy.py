@@ -42,9 +42,6 @@ def read_reported_accuracy(folder: Path) -> ReportedAccuracy | None:
     """Return the accuracy that clients reported last; None where none reported any.
 
     Values above 1 anywhere in a recording are percentages, and so are all others there.
-
-    Args:
-        folder: of the recorded messages, `messages` in a run folder.
     """
     last: list[tuple[float, int]] = []
     last_round, largest = 0, 0.0

@@ -68,9 +68,6 @@ def fit_settings(trees: Iterable[Tree], where: str) -> BoostingSettings:
     The gradients of two children add up to those of their parent, and the gain of a split is the
     difference of their squares over covers.
 
-    Args:
-        where: their source, for errors.
-
     Raises:
         AttackError: no tree has a split, covers are withheld, or the numbers do not fit together.
     """
@@ -135,7 +132,6 @@ def count_leaves(tree: Tree, model: TreeModel, settings: BoostingSettings, where
     Args:
         tree: trained from `model.base_score` alone.
         model: what the client sent.
-        where: its source, for errors.
 
     Raises:
         AttackError: covers are not multiples of one record's Hessian.

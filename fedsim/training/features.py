@@ -34,11 +34,7 @@ def find_last_linear(model: nn.Module) -> tuple[str, nn.Linear] | None:
 
 
 def check_representation(model: nn.Module, name: str) -> None:
-    """Check that a trained layer lies before the last linear one, whose inputs are the representation.
-
-    Args:
-        name: of the algorithm that needs it, for errors.
-    """
+    """Check that a trained layer lies before the last linear one, whose inputs are the representation."""
     named_layer = find_last_linear(model)
     if named_layer is None:
         raise ConfigError(

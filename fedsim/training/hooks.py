@@ -52,8 +52,6 @@ class TrainingHooks:
         """Set up the hooks of a client.
 
         Args:
-            defenses: of the client, in order.
-            model: network that it trains.
             count: number of its examples, without canaries.
             client_round: its randomness, memory and w_t in this round.
             canaries: gradients that are put among those of its examples.

@@ -14,10 +14,6 @@ from fedsim.interfaces.algorithm import ClientAlgorithm
 def find_private_names(algorithm: ClientAlgorithm, network: nn.Module, name: str) -> frozenset[str]:
     """Return the names of the tensors of `network` that never leave a client.
 
-    Args:
-        algorithm: divides the network.
-        name: of the algorithm, in error texts.
-
     Raises:
         ConfigError: a tensor is in two parts or in none, all of the model or none of it is private,
             or a tensor of a private part is one of a shared part under another name.

@@ -35,9 +35,7 @@ def make_penalties(model: nn.Module, settings: LocalTraining, objective: LocalOb
     """Return a function that computes the terms, from the weights that `model` has then.
 
     Args:
-        model: holds the weights at the start.
         settings: `proximal_mu` is that of a server that asks for FedProx.
-        objective: what the algorithm asks for.
     """
     pulls: list[tuple[float, Tensor, Tensor]] = []
     if settings.proximal_mu:

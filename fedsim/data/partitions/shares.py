@@ -117,7 +117,6 @@ def class_labels(dataset: Dataset, partition: str) -> Indices:
     """Return the classes of the training examples, `example`.
 
     Args:
-        dataset: the data set.
         partition: the partition that needs them, for errors.
 
     Raises:

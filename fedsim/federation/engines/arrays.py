@@ -285,10 +285,6 @@ def decode_lazily(record: ArrayRecord, before: State) -> ArrayRecord:
     Values are decoded when they are read, from wherever the arrays of `record` are then. A record
     that is not encoded is returned as it is.
 
-    Args:
-        record: what a client sent.
-        before: w_t.
-
     Raises:
         PayloadError: the arrays are no payload for these tensors.
     """

@@ -74,7 +74,6 @@ def launch(
     """Run `server_app` with clients in Ray actors on this machine, or on the cluster at `address`.
 
     Args:
-        clients: number of logical clients.
         actors: number of Ray actors; by default one a core, on a cluster as many as fit.
         gpus_per_actor: share of a GPU for each actor; 0 for none.
         address: a Ray cluster, `host:port`, or `auto` for the one that this machine belongs to.

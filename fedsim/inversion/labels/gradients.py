@@ -129,7 +129,6 @@ def label_optimisation(
     Args:
         layers: of one or more gradients of the same mini-batch.
         num_examples: b.
-        rng: draws the dummy features and the logits of the dummy labels.
         iterations: of L-BFGS, at most.
 
     Returns:

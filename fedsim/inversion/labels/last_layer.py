@@ -86,7 +86,6 @@ def fill_dropped_entries(layer: State, defenses: Sequence[Defense]) -> State:
 
     Args:
         layer: `class feature` and `class`, the weights first; zeros may have been dropped.
-        defenses: of the client, in their order.
     """
     (weight_name, weight), (bias_name, bias) = layer.items()
     tiny = torch.finfo(weight.dtype).tiny

@@ -121,7 +121,6 @@ def logit_gradient(loss: MeanLoss, classes: int, device: torch.device | str = "c
     """Measure how `loss` depends on the logits.
 
     Args:
-        loss: that clients minimise.
         device: of tensors that the loss may hold.
 
     Raises:

@@ -77,12 +77,9 @@ def count_labels(
     are those of its derivative (`logit_gradient`), and nothing is simulated.
 
     Args:
-        update: whose examples are counted.
-        knowledge: what is granted.
         model: of the federation; it lends its architecture.
         before: w_0 under the names of `model`'s parameters.
         after: w_T likewise; not read if a gradient was sent.
-        rng: draws the noise.
 
     Returns:
         `example`, N labels in ascending order.
@@ -242,13 +239,9 @@ def _simulate_model(
     share of that by the gradient at w_0 alone, and the copy is trained again.
 
     Args:
-        update: whose examples are counted.
-        before: w_0.
         gradient: `class`, the movement of the bias over learning rate x local steps.
         labels: `example`, to start from.
         outputs: `class`, the mean softmax output for noise at w_0.
-        probes: noise.
-        knowledge: what is granted.
 
     Returns:
         The labels, and the share of the bias's movement that their simulation leaves unexplained.
@@ -344,9 +337,6 @@ def _averaged_layer(before: State, directions: State, step_size: float, *, non_n
 
 def layer_directions(bias: str, states: NamedStates, defenses: Sequence[Defense]) -> State:
     """Return w_0 - w_T of the last layer, weights first; what defenses dropped is filled in.
-
-    Args:
-        defenses: of the client, if they are known.
 
     Raises:
         KnowledgeError: clients do not train it, as where adapters are trained around it.

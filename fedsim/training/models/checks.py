@@ -21,9 +21,6 @@ from fedsim.data import Dataset
 def check_network(thing: Any, name: str) -> nn.Module:
     """Check that a model plug-in has built a network, and return it.
 
-    Args:
-        thing: what the plug-in returned.
-
     Raises:
         ConfigError: it is something else, or has lazy layers or parameters that are no real numbers.
     """
@@ -103,9 +100,7 @@ def check_model(model: Any, dataset: Dataset, sample: Tensor, name: str, *, atta
 
     Args:
         model: a model that is not used afterwards, because its BatchNorm statistics may change.
-        dataset: the data set.
         sample: two training examples in model units.
-        name: the model's name in the experiment.
         attacked: whether attacks that match gradients will differentiate it twice.
 
     Raises:
