@@ -19,11 +19,11 @@ import torch
 from measuring import Row, compare_turns, make_parser, measure_in_turns, publish_rows
 
 from clients.app import app as client_app
-from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
 from fedsim.federation.engines.arrays import make_record
 from fedsim.federation.engines.cohort import CohortGrid, make_simulation
 from fedsim.federation.engines.serial import InProcessGrid
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.table_validation import validate_tables
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript

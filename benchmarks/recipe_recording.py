@@ -19,10 +19,10 @@ from pathlib import Path
 import torch
 from measuring import PROJECT, Row, make_parser, publish_rows
 
-from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
+from fedsim.federation.experiment import Experiment
+from fedsim.federation.experiment_file import read_toml
 from fedsim.federation.open_run import OpenRun
-from fedsim.federation.reading import read_toml
 from fedsim.federation.simulation import run_federation
 from fedsim.federation.table_validation import validate_tables
 from fedsim.training.cohort import local_updates

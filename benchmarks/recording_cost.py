@@ -22,12 +22,12 @@ import torch
 from measuring import PROJECT, Row, make_parser, publish_rows
 
 from clients.app import app as client_app
-from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
 from fedsim.federation.engines.arrays import make_record
 from fedsim.federation.engines.cohort import CohortGrid, make_simulation
 from fedsim.federation.engines.serial import InProcessGrid
-from fedsim.federation.reading import read_toml
+from fedsim.federation.experiment import Experiment
+from fedsim.federation.experiment_file import read_toml
 from fedsim.federation.table_validation import validate_tables
 from fedsim.recording.recorder import Recorder
 from strategies.app import _training_config

@@ -8,7 +8,7 @@ from typing import Self
 from torch import Tensor
 
 from clients.client_state import ClientMemories
-from fedsim.federation.build import Experiment
+from fedsim.federation.experiment import Experiment
 from fedsim.interfaces.local_context import Memory
 from fedsim.recording.payloads import State
 

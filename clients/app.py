@@ -24,12 +24,12 @@ from clients.participation import select_examples, silent_reply
 from fedsim.base.errors import FedsimError, ends_training, error_reason, first_line, is_memory_error
 from fedsim.base.process_defaults import protect_defaults
 from fedsim.base.randomness import use_one_thread
-from fedsim.federation.build import Experiment
 from fedsim.federation.engines.arrays import fill_record, make_record, read_state
 from fedsim.federation.engines.cohort import COHORT_MESSAGE_TYPE, ORDER_RECORD, error_reply
 from fedsim.federation.engines.lent_experiments import find_experiment
 from fedsim.federation.engines.node import failure_reason, play_cohort
 from fedsim.federation.engines.readiness import READY, TROUBLE, host_versions, summarise_failure
+from fedsim.federation.experiment import Experiment
 from fedsim.interfaces.defense import pair_with_keys
 from fedsim.interfaces.local_context import ClientRound, copy_tensors
 from fedsim.recording.control_variates import split_controls

@@ -5,8 +5,8 @@ from __future__ import annotations
 from flwr.app import RecordDict
 
 from fedsim.exposure.of_clients import STATE_KEY, measure_client, pack_rows
-from fedsim.federation.build import Experiment
 from fedsim.federation.engines.arrays import make_record
+from fedsim.federation.experiment import Experiment
 from fedsim.recording.payloads import State
 from fedsim.training.cohort import LocalData
 from fedsim.training.settings import LocalTraining

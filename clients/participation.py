@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clients.client_state import ClientMemories
 from fedsim.base.errors import ends_training, error_reason, one_line
-from fedsim.federation.build import Experiment
+from fedsim.federation.experiment import Experiment
 from fedsim.interfaces.defense import overrides, pair_with_keys
 from fedsim.interfaces.defense_calls import apply_on_data
 from fedsim.interfaces.local_context import ClientRound

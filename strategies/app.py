@@ -23,7 +23,6 @@ from fedsim.base.randomness import seed_globals
 from fedsim.base.workers import background_worker
 from fedsim.exposure.of_clients import COLUMNS as EXPOSURE
 from fedsim.exposure.of_clients import STATE_KEY, failure_sentences, unpack_rows
-from fedsim.federation.build import Experiment
 from fedsim.federation.engines.arrays import make_record, read_state
 from fedsim.federation.engines.client_state import ClientStateStore
 from fedsim.federation.engines.cohort import CohortGrid, make_simulation
@@ -32,9 +31,10 @@ from fedsim.federation.engines.gc_pause import exclude_existing_objects
 from fedsim.federation.engines.lent_experiments import lend_experiment
 from fedsim.federation.engines.readiness import check_nodes, wait_for_nodes
 from fedsim.federation.engines.serial import InProcessGrid
+from fedsim.federation.experiment import Experiment
+from fedsim.federation.experiment_file import load_config
 from fedsim.federation.federation_tables import FederationTable
 from fedsim.federation.open_run import OpenRun
-from fedsim.federation.reading import load_config
 from fedsim.federation.resolve import resolve
 from fedsim.federation.run_folder import read_exposures, read_ledger, read_metrics
 from fedsim.federation.settings import training_fingerprint

@@ -26,7 +26,7 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 
 from fedsim.base.errors import RunError
 from fedsim.base.randomness import numpy_generator
-from fedsim.federation.build import Experiment
+from fedsim.federation.experiment import Experiment
 from fedsim.privacy.central import CentralPrivacy
 from fedsim.privacy.server_canaries import choose_canary_sign
 from fedsim.training.canaries import CANARY_VALUE

@@ -23,7 +23,7 @@ from flwr.serverapp.strategy import Strategy
 
 from fedsim.base.errors import RunError
 from fedsim.federation.engines.client_state import ClientState
-from fedsim.recording.sealed import Arrays, read_sealed_file, write_sealed_file
+from fedsim.recording.sealed_files import Arrays, read_sealed_file, write_sealed_file
 
 log = logging.getLogger("fedsim." + __name__)
 _DTYPES = frozenset(map(np.dtype, ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fedsim.federation.build import Experiment
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.open_run import OpenRun
 from fedsim.recording.header import ROUND_FILE
 from fedsim.recording.recorder import Recorder, RecordingPlan

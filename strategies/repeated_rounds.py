@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator
 from flwr.app import Message
 
 from fedsim.base.errors import RunError, TranscriptError, join_first
-from fedsim.federation.build import Experiment
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import read_ledger
 from fedsim.recording.recorder import RecordingPlan

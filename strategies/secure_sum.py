@@ -47,8 +47,8 @@ from numpy.typing import NDArray
 
 from fedsim.base.errors import RunError, join_first
 from fedsim.base.randomness import numpy_generator, seed_globals
-from fedsim.federation.build import Experiment
 from fedsim.federation.engines.arrays import make_record, read_state
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.privacy_tables import SecureAggregationTable
 from fedsim.federation.secure_aggregation import MODULUS, group_sizes
 from fedsim.privacy.distributed import DistributedPrivacy

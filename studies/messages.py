@@ -28,9 +28,9 @@ from fedsim.base.randomness import use_one_thread
 from fedsim.base.task import Loss, Task
 from fedsim.data import Examples
 from fedsim.exposure.measure import Measure
-from fedsim.federation.build import Experiment
 from fedsim.federation.config import AttackFile, Config
 from fedsim.federation.data_folder import find_data_folder
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.table_validation import validate_tables
 from fedsim.federation.training_states import make_states
 from fedsim.interfaces.attack import Attack, Target

@@ -23,7 +23,7 @@ from fedsim.inversion.matching import GradientInversion, best_restart
 from fedsim.inversion.priors import EpochConsistency
 from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.recipe import Recipe, constant_schedule
-from fedsim.inversion.relaxed import RelaxedScaling
+from fedsim.inversion.relaxed_rows import RelaxedScaling
 from fedsim.inversion.restart import Restart
 from fedsim.inversion.update_models import UnrolledTraining
 from fedsim.recording.wire_format import Update

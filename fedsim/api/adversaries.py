@@ -11,8 +11,8 @@ from typing import Any
 from fedsim.base.errors import ConfigError
 from fedsim.federation.app_file import RUN_TABLES, AppFile, flatten_run_config
 from fedsim.federation.config import AttackFile, Config
+from fedsim.federation.experiment_file import read_toml
 from fedsim.federation.open_run import OpenRun
-from fedsim.federation.reading import read_toml
 from fedsim.federation.resolve import resolve
 from fedsim.federation.table_validation import validate_tables
 from fedsim.federation.trust import check_trust, is_in_run_folder

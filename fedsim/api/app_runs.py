@@ -28,9 +28,9 @@ from fedsim.base.workers import run_in_processes
 from fedsim.federation.app_file import RUN_TABLES, AppFile, RunConfig
 from fedsim.federation.app_run import AppJob, app_runner, build_app_defenses
 from fedsim.federation.build_plugins import build_attacks
+from fedsim.federation.experiment_file import check_possible, read_toml, set_value
 from fedsim.federation.flower_app import FlowerApp, read_app
 from fedsim.federation.open_run import OpenRun
-from fedsim.federation.reading import check_possible, read_toml, set_value
 from fedsim.federation.settings import versions
 from fedsim.federation.table_validation import validate_tables
 from fedsim.federation.trust import check_trust, is_in_run_folder

@@ -26,9 +26,9 @@ from fedsim.federation import lock
 from fedsim.federation.app_file import RUN_TABLES
 from fedsim.federation.app_run import build_app_defenses
 from fedsim.federation.defense_limits import describe_defense_limits, find_open_rounds
+from fedsim.federation.experiment_file import read_toml
 from fedsim.federation.flower_app import FlowerApp
 from fedsim.federation.open_run import OpenRun
-from fedsim.federation.reading import read_toml
 from fedsim.report.sweep_page import FILE, PAGE, write_sweep_page
 from fedsim.sweeps.controls import without_defense
 from fedsim.sweeps.file import SweepFile

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedsim.base.errors import ConfigError
 from fedsim.federation.config import Config
-from fedsim.federation.reading import read_toml
+from fedsim.federation.experiment_file import read_toml
 from fedsim.plugins.frozen import to_plain_value
 
 

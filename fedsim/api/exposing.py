@@ -16,8 +16,8 @@ from fedsim.base.errors import ConfigError, RunError
 from fedsim.base.files import write_bytes, write_remedy
 from fedsim.base.progress import track
 from fedsim.exposure.of_clients import COLUMNS, MeasureSchedule
-from fedsim.federation.build import Experiment
-from fedsim.federation.exposing import TrainingMoment, measure_moments
+from fedsim.federation.experiment import Experiment
+from fedsim.federation.exposure_moments import TrainingMoment, measure_moments
 from fedsim.modalities import find_modality
 from fedsim.report.exposure import Who, draw_clients, draw_examples, mean_quantities
 

@@ -12,7 +12,7 @@ from fedsim.api.objects import name_objects, replace_objects
 from fedsim.base.errors import FedsimError
 from fedsim.federation.app_file import AppFile, is_app_file
 from fedsim.federation.config import AttackFile, Config
-from fedsim.federation.reading import config_of, read_toml, set_value
+from fedsim.federation.experiment_file import config_of, read_toml, set_value
 from fedsim.federation.resolve import resolve
 from fedsim.federation.table_validation import validate_tables
 from fedsim.federation.trust import check_trust, is_in_run_folder

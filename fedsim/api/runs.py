@@ -23,8 +23,8 @@ from fedsim.base.errors import ConfigError, FedsimError, RunError, number_of
 from fedsim.base.progress import ProgressListener, listen_to_progress
 from fedsim.base.randomness import serialize_calls
 from fedsim.federation.config import AttackFile, Config
+from fedsim.federation.experiment_file import config_of, set_value
 from fedsim.federation.open_run import OpenRun
-from fedsim.federation.reading import config_of, set_value
 from fedsim.federation.run_folder import RunFolder, default_folder, read_exposures, read_ledger, read_metrics, read_rows
 from fedsim.federation.trust import check_trust, is_in_run_folder
 from fedsim.interfaces.attack import Attack

@@ -58,10 +58,10 @@ from fedsim.audit.truth_files import (
 from fedsim.audit.variants import settings_of
 from fedsim.base.errors import ConfigError, KnowledgeError
 from fedsim.federation.app_file import read_app_defenses
-from fedsim.federation.build import Experiment
 from fedsim.federation.build_plugins import build_attacks
 from fedsim.federation.config import PUBLIC_KEY, AttackFile, Config
 from fedsim.federation.data_folder import find_weights_folder
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.failed_attacks import save_failed_attacks
 from fedsim.federation.open_run import OpenRun
 from fedsim.interfaces.attack import Knowledge

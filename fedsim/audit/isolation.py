@@ -68,7 +68,7 @@ _SECONDS_TO_END = 10.0
 _MODULES_WITH_TRUTH = (
     "fedsim.audit.audit",
     "fedsim.audit.attack_runner",
-    "fedsim.federation.build",
+    "fedsim.federation.experiment",
     "fedsim.federation.federated_data",
     "fedsim.federation.open_run",
     "fedsim.federation.update_recipes",

@@ -14,8 +14,8 @@ from fedsim.federation.adversary_tables import AdversaryTable
 from fedsim.recording.adversary_role import AdversaryRole, Who, find_error_in_who
 from fedsim.recording.collusion import CollusionTranscript
 from fedsim.recording.message_format import MessageFormat
-from fedsim.recording.observed import FinalModel, ObservedTranscript
-from fedsim.recording.sealed import read_seal, read_sealed_file
+from fedsim.recording.observed_transcript import FinalModel, ObservedTranscript
+from fedsim.recording.sealed_files import read_seal, read_sealed_file
 from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import State
 

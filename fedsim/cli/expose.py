@@ -46,8 +46,8 @@ def expose(
     key: Key = None,
 ) -> None:
     """Measure which clients and examples are most exposed, without running an attack."""
+    from fedsim.federation.experiment_file import load_config
     from fedsim.federation.open_run import OpenRun
-    from fedsim.federation.reading import load_config
 
     run, is_run = OpenRun(experiment), experiment.is_dir()
     measure_settings = [text for text in overrides or [] if text.startswith("measure.")]
@@ -68,9 +68,9 @@ def expose(
     from fedsim.api.exposing import check_free, write_exposure
     from fedsim.cli.work_shown import show_exposure, show_work
     from fedsim.exposure.of_clients import failure_sentences
-    from fedsim.federation.build import Experiment
     from fedsim.federation.build_plugins import build_measure
-    from fedsim.federation.exposing import choose_measures, file_moments, find_applicable_measures, run_moments
+    from fedsim.federation.experiment import Experiment
+    from fedsim.federation.exposure_moments import choose_measures, file_moments, find_applicable_measures, run_moments
     from fedsim.federation.resolve import resolve
 
     # Measure into the folder.

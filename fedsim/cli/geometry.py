@@ -22,7 +22,7 @@ def geometry(
 ) -> None:
     """Analyse how well one gradient can match each recorded update (SME, Sect. 5.1)."""
     from fedsim.base.files import write_bytes
-    from fedsim.federation.build import Experiment
+    from fedsim.federation.experiment import Experiment
     from fedsim.federation.open_run import OpenRun
     from fedsim.report.geometry import draw_geometries, geometries_of_updates
 

@@ -28,7 +28,7 @@ def lint(
 ) -> None:
     """Name the pitfalls of an evaluation before it is run, each with a counter-experiment to copy."""
     from fedsim.api.linting import lint_file
-    from fedsim.federation.reading import parse_override
+    from fedsim.federation.experiment_file import parse_override
 
     pitfalls = lint_file(file, [parse_override(override) for override in overrides or []], trust=trust)
     if as_json:

@@ -30,8 +30,8 @@ def run(
     key: Key = None,
 ) -> None:
     """Run a federation under a curious server, attack what it saw, and report."""
+    from fedsim.federation.experiment_file import load_config, parse_override
     from fedsim.federation.open_run import OpenRun
-    from fedsim.federation.reading import load_config, parse_override
     from fedsim.federation.run_folder import default_folder, read_exposures
 
     if app is not None:
@@ -83,8 +83,8 @@ def _run_app(
     from fedsim.api.app_runs import default_app_folder, read_request, run_request
     from fedsim.api.linting import log_pitfalls_of_file
     from fedsim.cli.work_shown import show_answer, show_scores, show_work
+    from fedsim.federation.experiment_file import parse_override
     from fedsim.federation.open_run import OpenRun
-    from fedsim.federation.reading import parse_override
 
     changes = [parse_override(override) for override in overrides]
     request = read_request(folder, file, changes, trust=trust)

@@ -43,7 +43,7 @@ def sweep(
     key: Key = None,
 ) -> None:
     """Run a grid of attacks x defenses x settings x seeds; the same command resumes it."""
-    from fedsim.federation.reading import parse_override
+    from fedsim.federation.experiment_file import parse_override
     from fedsim.sweeps.file import read_sweep
     from fedsim.sweeps.grid import build_grid
 

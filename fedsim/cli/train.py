@@ -21,7 +21,7 @@ def train(
     trust: Trust = False,
 ) -> None:
     r"""Train without an adversary, and save the models at the rounds and epochs in \[states]."""
-    from fedsim.federation.reading import load_config
+    from fedsim.federation.experiment_file import load_config
 
     config = load_config(file, overrides or [], trust=trust)
 

@@ -21,7 +21,7 @@ from fedsim.data import Dataset, Examples
 from fedsim.data.cache import load_cached
 from fedsim.data.checks import memory_complaint
 from fedsim.data.files import describe_error, find_named_file, verify_checksum
-from fedsim.data.holding_out import choose_distinct
+from fedsim.data.holdout import choose_distinct
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from fedsim.data import Dataset, Examples
 from fedsim.data.cache import load_cached
 from fedsim.data.checks import memory_complaint
 from fedsim.data.files import download_remedy, find_file, require_data_folder, verify_checksum
-from fedsim.data.holding_out import choose_evenly
+from fedsim.data.holdout import choose_evenly
 
 _MNIST_SUMS = {
     "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",

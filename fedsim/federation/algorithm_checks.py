@@ -12,7 +12,7 @@ from fedsim.plugins import registry
 from fedsim.training.model_parts import find_private_names
 
 if TYPE_CHECKING:
-    from fedsim.federation.build import Experiment
+    from fedsim.federation.experiment import Experiment
 
 _PLAIN = "fedavg"
 

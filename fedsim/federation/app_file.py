@@ -10,8 +10,8 @@ from pydantic import Field, model_validator
 
 from fedsim.base.constraints import NonNegativeInt, PositiveInt
 from fedsim.federation.config import AttackFile
+from fedsim.federation.experiment_file import read_toml
 from fedsim.federation.privacy_tables import SecureAggregationTable
-from fedsim.federation.reading import read_toml
 from fedsim.federation.table import PluginTable, Table, check_choice
 from fedsim.federation.table_validation import validate_tables
 from fedsim.federation.trust import check_trust

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 
-from fedsim.federation.build import Experiment
+from fedsim.federation.experiment import Experiment
 from fedsim.privacy.audit_power import describe_canaries
 from fedsim.privacy.ledger import state_guarantee, unique_labels
 from fedsim.training.canaries import audited_hook

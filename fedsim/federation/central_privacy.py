@@ -22,7 +22,7 @@ from fedsim.recording.recorder import RecordingPlan
 from fedsim.training.model_state import running_statistics
 
 if TYPE_CHECKING:
-    from fedsim.federation.build import Experiment
+    from fedsim.federation.experiment import Experiment
 
 _AVERAGING = ("FedAvg", "FedProx", "FedAvgM", "FedAdagrad", "FedAdam", "FedYogi", "FedSgd")
 """Strategies, by class name, that make the next model of the mean of the updates alone."""

@@ -18,7 +18,7 @@ from fedsim.privacy.distributed import (
 from fedsim.privacy.federation_privacy import check_delta, find_least_noise
 
 if TYPE_CHECKING:
-    from fedsim.federation.build import Experiment
+    from fedsim.federation.experiment import Experiment
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,7 +34,7 @@ from fedsim.training.models.checks import check_model
 from fedsim.training.modes import trained_shapes
 
 if TYPE_CHECKING:
-    from fedsim.federation.build import Experiment
+    from fedsim.federation.experiment import Experiment
 
 log = logging.getLogger(__name__)
 

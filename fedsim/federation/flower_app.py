@@ -11,7 +11,7 @@ from typing import Any
 from fedsim.base.content_hashes import hash_files
 from fedsim.base.errors import ConfigError, PluginError, TrustError, did_you_mean
 from fedsim.federation.app_file import RunConfig, flatten_run_config
-from fedsim.federation.reading import read_toml
+from fedsim.federation.experiment_file import read_toml
 from fedsim.federation.trust import is_in_run_folder
 from fedsim.plugins import registry
 from fedsim.plugins.allowed_code import allow_code

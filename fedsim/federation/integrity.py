@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 
 from fedsim.base.errors import ConfigError, FedsimError, join_first, number_of
 from fedsim.federation import lock
-from fedsim.federation.build import Experiment
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import is_run_file, list_files
 from fedsim.federation.settings import changed_settings, flat_settings
@@ -25,7 +25,7 @@ from fedsim.recording.manifest import (
     file_hash,
     run_name,
 )
-from fedsim.recording.sealed import read_sealed_file
+from fedsim.recording.sealed_files import read_sealed_file
 from fedsim.recording.seals import KEY_VARIABLE, signing_key
 from fedsim.recording.transcript import Transcript
 

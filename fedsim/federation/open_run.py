@@ -19,7 +19,7 @@ from fedsim.base.errors import ConfigError, FedsimError, InstallationError, RunE
 from fedsim.base.files import remove_leftovers, write_bytes, write_text
 from fedsim.federation import lock
 from fedsim.federation.config import Config
-from fedsim.federation.reading import read_toml
+from fedsim.federation.experiment_file import read_toml
 from fedsim.federation.run_folder import RunFolder, as_csv, is_run_file, list_files
 from fedsim.federation.settings import (
     MAY_CHANGE,
@@ -35,7 +35,7 @@ from fedsim.plugins.inline import is_lost_object
 from fedsim.recording.manifest import LOCK_FILE, MANIFEST_FILE, ManifestFile
 
 if TYPE_CHECKING:
-    from fedsim.federation.build import Experiment
+    from fedsim.federation.experiment import Experiment
     from fedsim.federation.update_recipes import UpdateRecipes
     from fedsim.recording.header import Reply
     from fedsim.recording.payloads import State
@@ -82,7 +82,7 @@ class OpenRun(RunFolder):
 
     def build_experiment(self, config: Config) -> Experiment:
         """Return the experiment that `config` describes, with data and network that were built here before."""
-        from fedsim.federation.build import Experiment  # imports torch
+        from fedsim.federation.experiment import Experiment  # imports torch
 
         experiment = Experiment(config, vars(self).get("_last_experiment"))
         vars(self)["_last_experiment"] = experiment

@@ -8,8 +8,8 @@ from fedsim.base.errors import ConfigError
 from fedsim.plugins.inline import is_object
 
 if TYPE_CHECKING:
-    from fedsim.federation.build import Experiment
     from fedsim.federation.config import Config
+    from fedsim.federation.experiment import Experiment
 
 _KEEP_UPDATES = 'or set [recording] keep = "updates"'
 

@@ -15,14 +15,14 @@ from fedsim.base.content_hashes import cached_file_hash, hash_folder
 from fedsim.base.errors import ConfigError
 from fedsim.federation.config import Config
 from fedsim.federation.data_folder import find_data_folder
-from fedsim.federation.reading import PATHS
+from fedsim.federation.experiment_file import PATHS
 from fedsim.plugins import registry
 from fedsim.plugins.allowed_code import find_references
 from fedsim.plugins.code_hashes import hash_plugin_code, hash_referenced_code
 from fedsim.plugins.inline import is_object
 
 if TYPE_CHECKING:
-    from fedsim.federation.build import Experiment
+    from fedsim.federation.experiment import Experiment
 
 _PACKAGES = (
     "fedsim-curious",

@@ -18,7 +18,7 @@ from fedsim.federation.open_run import OpenRun
 from fedsim.federation.resolve import resolve
 from fedsim.plugins import registry
 from fedsim.plugins.code_hashes import locate_error
-from fedsim.recording.sealed import read_sealed_file
+from fedsim.recording.sealed_files import read_sealed_file
 
 log = logging.getLogger(__name__)
 

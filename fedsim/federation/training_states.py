@@ -10,8 +10,8 @@ from pathlib import Path
 from fedsim.base.errors import ConfigError, RunError
 from fedsim.data.cache import cache_folder
 from fedsim.federation.adversary_tables import AdversaryTable
-from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.federation_tables import RecordingTable
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.resolve import resolve
@@ -67,7 +67,7 @@ def make_states(config: Config, name: str, out: Path | None) -> TrainingStates:
         if any(state in rounds for state in missing):
             run_federation(config, folder, resume=folder.experiment.is_file())
         if missing_epochs := [epochs[state] for state in missing if state in epochs]:
-            from fedsim.federation.central import train_centrally
+            from fedsim.federation.central_training import train_centrally
 
             experiment.check()
             folder.prepare(resume=folder.experiment.is_file(), overwrite=False)

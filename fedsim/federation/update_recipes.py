@@ -22,7 +22,6 @@ from flwr.clientapp import ClientApp
 
 from fedsim.base.errors import FedsimError, RunError, TranscriptError
 from fedsim.base.machine import describe_processor
-from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
 from fedsim.federation.engines.arrays import make_record, read_state
 from fedsim.federation.engines.client_state import ClientState, ClientStateStore
@@ -35,6 +34,7 @@ from fedsim.federation.engines.cohort import (
 )
 from fedsim.federation.engines.lent_experiments import lend_experiment
 from fedsim.federation.engines.readiness import host_versions
+from fedsim.federation.experiment import Experiment
 from fedsim.recording.header import Header, Reply, hash_state, straggler_reason
 from fedsim.recording.payloads import Payload, State
 from fedsim.recording.transcript import Transcript

@@ -23,7 +23,7 @@ from fedsim.interfaces.findings import Finding, Reconstruction
 from fedsim.inversion.batch_norm import copy_with_batch_statistics, used_batch_statistics
 from fedsim.inversion.batched_call import BatchEntry
 from fedsim.inversion.batched_restarts import batched_steps, batching_is_faster, fit_in_memory
-from fedsim.inversion.compiled import make_compiled_steps
+from fedsim.inversion.compiled_objective import make_compiled_steps
 from fedsim.inversion.descent import Step, Trial, divergence_error, iterate_descent, run_to_end
 from fedsim.inversion.differentiability import find_output_shape
 from fedsim.inversion.inversion_task import InversionTask

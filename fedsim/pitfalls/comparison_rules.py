@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from fedsim.base.errors import join_first
-from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
 from fedsim.federation.defense_limits import list_undefended_rounds
+from fedsim.federation.experiment import Experiment
 from fedsim.pitfalls.defense_probe import find_missing_strength
 from fedsim.pitfalls.design import EvaluationDesign, attacked_rounds, recorded_rounds
 from fedsim.pitfalls.pitfall import PitfallRule, Symptom

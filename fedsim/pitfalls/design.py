@@ -10,10 +10,10 @@ from typing import Any
 
 from fedsim.base.errors import ConfigError, FedsimError, TrustError
 from fedsim.data import Dataset
-from fedsim.federation.build import Experiment
 from fedsim.federation.build_plugins import build_attacks
 from fedsim.federation.config import AttackFile, Config
-from fedsim.federation.reading import config_of
+from fedsim.federation.experiment import Experiment
+from fedsim.federation.experiment_file import config_of
 from fedsim.federation.resolve import resolve
 from fedsim.federation.trust import check_trust
 from fedsim.interfaces.attack import Attack

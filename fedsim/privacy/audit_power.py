@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fedsim.interfaces.mechanism import Mechanism
-from fedsim.privacy.auditing import GUESS_SHARES, choose_curve_tests, lower_bound
+from fedsim.privacy.canary_bounds import GUESS_SHARES, choose_curve_tests, lower_bound
 from fedsim.privacy.ceilings import compute_trade_off
 from fedsim.privacy.curve_audit import (
     count_guesses,

@@ -1,6 +1,6 @@
 """A lower bound of epsilon from guesses about canaries, for a mechanism whose trade-off curve is known.
 
-What `fedsim.privacy.auditing` refutes is an (epsilon, delta) pair, which allows far more than most
+What `fedsim.privacy.canary_bounds` refutes is an (epsilon, delta) pair, which allows far more than most
 mechanisms do. Here the curve itself is refuted: as many right guesses are too rare under it. Among
 mechanisms of the declared kind, with less and less noise, the last refuted one gives the bound.
 

@@ -19,7 +19,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from fedsim.recording.adversary_role import AdversaryRole
-from fedsim.recording.computed import ComputedTranscript
+from fedsim.recording.computed_transcript import ComputedTranscript
 from fedsim.recording.header import Header, Reply
 from fedsim.recording.payloads import Dense, Form, Kind, Payload
 from fedsim.recording.transcript import Transcript

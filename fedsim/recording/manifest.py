@@ -25,7 +25,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedsim.base.errors import ConfigError, RunError
 from fedsim.base.files import check_no_link, hash_file, parse_json, replace_atomically, write_remedy
-from fedsim.recording.sealed import read_seal
+from fedsim.recording.sealed_files import read_seal
 from fedsim.recording.seals import check_seal, seal_text, signing_key
 
 MANIFEST_FILE, LOCK_FILE = "manifest.json", ".manifest.lock"

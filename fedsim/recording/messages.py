@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
 from fedsim.base.errors import RunError, TranscriptError
-from fedsim.recording.sealed import read_sealed_file, write_sealed_file
+from fedsim.recording.sealed_files import read_sealed_file, write_sealed_file
 
 MESSAGES_FOLDER = "messages"
 """Folder of these files in a run folder, beside the recording of updates."""

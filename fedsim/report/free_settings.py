@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedsim.federation.build import Experiment
+from fedsim.federation.experiment import Experiment
 from fedsim.interfaces.defense import NO_GUARANTEE
 from fedsim.training.model_state import running_statistics
 

@@ -9,7 +9,7 @@ import numpy as np
 from fedsim.base.errors import ConfigError
 from fedsim.base.randomness import use_one_thread
 from fedsim.exposure.geometry import Geometry, compute_geometry
-from fedsim.federation.build import Experiment
+from fedsim.federation.experiment import Experiment
 from fedsim.recording.transcript import Transcript
 from fedsim.report.charts import Look
 from fedsim.report.curves import overlay_curves

@@ -25,7 +25,7 @@ from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import read_metrics, read_refusals
 from fedsim.plugins import registry
 from fedsim.recording.manifest import MANIFEST_FILE, Manifest
-from fedsim.recording.sealed import read_header
+from fedsim.recording.sealed_files import read_header
 from fedsim.report.attack_traits import read_scores
 from fedsim.report.failed_attacks import describe_failed_attacks
 from fedsim.report.headline import headline, reported_readings

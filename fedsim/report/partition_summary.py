@@ -18,11 +18,11 @@ from fedsim.base.errors import ConfigError, DataError
 from fedsim.data import Dataset
 from fedsim.data.partitions import Indices
 from fedsim.data.partitions.natural import Natural
-from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
 from fedsim.federation.data_folder import find_data_folder
+from fedsim.federation.experiment import Experiment
+from fedsim.federation.experiment_file import load_config, read_toml
 from fedsim.federation.federated_data import FederatedData
-from fedsim.federation.reading import load_config, read_toml
 from fedsim.federation.table_validation import validate_tables
 from fedsim.modalities import find_modality
 from fedsim.plugins import registry

@@ -12,8 +12,8 @@ from fedsim.audit.audit import Audit
 from fedsim.audit.evaluation.empirical_epsilon import EpsilonComparison, read_epsilons
 from fedsim.audit.evaluation.proved_ceilings import ProvedCeiling
 from fedsim.base.errors import FedsimError, TrustError
-from fedsim.federation.build import Experiment
 from fedsim.federation.config import AttackFile, Config
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.failed_attacks import read_failed_attacks
 from fedsim.federation.integrity import compare_with_manifest
 from fedsim.federation.open_run import OpenRun

@@ -9,10 +9,10 @@ from dataclasses import replace
 from fedsim.base.errors import FedsimError, first_line, number_of
 from fedsim.federation.app_file import read_app_defenses
 from fedsim.federation.app_ledger import IN_CLEAR, prove_by_messages
-from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
+from fedsim.federation.experiment import Experiment
+from fedsim.federation.experiment_file import read_toml
 from fedsim.federation.privacy_tables import SecureAggregationTable
-from fedsim.federation.reading import read_toml
 from fedsim.federation.run_folder import read_ledger
 from fedsim.federation.secure_aggregation import SENT_MASKED
 from fedsim.federation.table import PluginTable

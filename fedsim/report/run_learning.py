@@ -13,7 +13,7 @@ from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import TESTED_COLUMNS, read_rows
 from fedsim.recording.messages import MESSAGES_FOLDER
 from fedsim.recording.reported_accuracy import ReportedAccuracy, describe_tested_examples, read_reported_accuracy
-from fedsim.recording.sealed import read_sealed_file
+from fedsim.recording.sealed_files import read_sealed_file
 from fedsim.recording.wire_format import State
 from fedsim.report.learning import NoLearning, begin_sentence, examine_evaluations
 

@@ -10,7 +10,7 @@ from itertools import islice
 import numpy as np
 from markupsafe import Markup
 
-from fedsim.federation.build import Experiment
+from fedsim.federation.experiment import Experiment
 from fedsim.report.charts import HeatMapCell, draw_heat_map
 from fedsim.report.html import group_digits
 from fedsim.report.partition_summary import PartitionSummary, printable_name

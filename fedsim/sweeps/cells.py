@@ -22,12 +22,12 @@ from fedsim.base.content_hashes import hash_files, hash_json
 from fedsim.base.errors import ConfigError, DataError, PluginError, error_reason
 from fedsim.data.cache import find_source_files
 from fedsim.federation.adversary_tables import AdversaryTable
-from fedsim.federation.build import Experiment
 from fedsim.federation.build_plugins import build_attacks
 from fedsim.federation.config import AttackFile, Config
 from fedsim.federation.data_folder import find_data_folder
 from fedsim.federation.defense_limits import describe_defense_limits, find_open_rounds
-from fedsim.federation.reading import config_of
+from fedsim.federation.experiment import Experiment
+from fedsim.federation.experiment_file import config_of
 from fedsim.federation.resolve import resolve
 from fedsim.federation.settings import LAUNCH, hash_experiment_code, hash_named_files, versions
 from fedsim.federation.table_validation import validate_tables

@@ -12,7 +12,7 @@ from pydantic import Field
 from fedsim.base.constraints import NonNegativeInt
 from fedsim.base.errors import ConfigError, did_you_mean
 from fedsim.federation.config import AttackFile, Config
-from fedsim.federation.reading import check_possible, make_absolute, read_toml, set_value
+from fedsim.federation.experiment_file import check_possible, make_absolute, read_toml, set_value
 from fedsim.federation.table import Table
 from fedsim.federation.table_validation import validate_tables
 from fedsim.federation.trust import is_in_run_folder

@@ -12,7 +12,7 @@ from typing import Any
 from fedsim.audit.plan import ADAPTIVE
 from fedsim.base.errors import ConfigError, did_you_mean
 from fedsim.federation.config import Config
-from fedsim.federation.reading import make_absolute, set_value
+from fedsim.federation.experiment_file import make_absolute, set_value
 from fedsim.sweeps.file import CASE, SweepFile
 from fedsim.sweeps.labels import label_values
 

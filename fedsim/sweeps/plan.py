@@ -19,7 +19,7 @@ from fedsim.base.errors import (
 )
 from fedsim.base.progress import track
 from fedsim.base.randomness import use_one_thread
-from fedsim.federation.build import Experiment
+from fedsim.federation.experiment import Experiment
 from fedsim.sweeps.cells import InvalidPoint, SweepCell, build_cells
 from fedsim.sweeps.controls import ControlledCells, find_controls
 from fedsim.sweeps.file import SweepFile

@@ -21,8 +21,8 @@ from fedsim.base import metrics
 from fedsim.base.errors import AttackError
 from fedsim.base.module_hooks import hook_inputs
 from fedsim.base.randomness import generator
-from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.table_validation import validate_tables
 from fedsim.inversion.matching import GradientInversion
 from fedsim.inversion.priors import BatchNormStatistics, TotalVariation

@@ -10,8 +10,8 @@ from torch import Tensor
 import fedsim
 from fedsim.audit.evaluation.imputation import Imputation
 from fedsim.audit.evaluation.statistics import format_mean
-from fedsim.federation.build import Experiment
-from fedsim.federation.reading import load_config
+from fedsim.federation.experiment import Experiment
+from fedsim.federation.experiment_file import load_config
 from studies.running import Row, final_accuracy, runs_of_sweep
 from studies.writing import group_rows, markdown_table
 

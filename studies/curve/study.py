@@ -14,7 +14,7 @@ from adversaries.inversion.surrogate_curve import NonLinearSurrogate
 from adversaries.inversion.surrogate_model import SurrogateModelExtension
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.randomness import generator
-from fedsim.federation.build import Experiment
+from fedsim.federation.experiment import Experiment
 from fedsim.inversion import Cosine, InversionProblem, SurrogateCurve, SurrogatePoint, UpdateModel, build_problem
 from fedsim.recording.wire_format import Update
 from fedsim.training.loop import local_update

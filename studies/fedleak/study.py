@@ -12,7 +12,7 @@ import torch
 from adversaries.inversion.partial_matching import PartialMatching
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.randomness import generator
-from fedsim.federation.build import Experiment
+from fedsim.federation.experiment import Experiment
 from fedsim.interfaces.attack import Knowledge
 from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.problem_builder import build_problem

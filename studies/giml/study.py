@@ -20,7 +20,7 @@ from adversaries.inversion.transcript_prior import TranscriptPrior
 from fedsim.audit.evaluation.statistics import confidence_interval
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.randomness import generator
-from fedsim.federation.build import Experiment
+from fedsim.federation.experiment import Experiment
 from fedsim.interfaces.attack import Attack, Progress, Target
 from fedsim.interfaces.defense_calls import apply_on_update
 from fedsim.interfaces.knowledge import Records

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from fedsim.base import metrics
 from fedsim.base.errors import AttackError
 from fedsim.base.randomness import generator
-from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.table_validation import validate_tables
 from fedsim.inversion.distances import Cosine, Distance, SquaredL2
 from fedsim.inversion.matching import GradientInversion

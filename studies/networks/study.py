@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from fedsim.base.errors import DataError
-from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import read_rows
 from fedsim.federation.simulation import run_federation

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from clients.defenses.censor import Censor
 from fedsim.audit.audit import Audit, open_audit
-from fedsim.federation.build import Experiment
 from fedsim.federation.config import AttackFile
-from fedsim.federation.reading import load_config
+from fedsim.federation.experiment import Experiment
+from fedsim.federation.experiment_file import load_config
 from fedsim.federation.table_validation import validate_tables
 from fedsim.interfaces.local_context import ClientRound
 from fedsim.inversion.parametrisations import PublicComponents

@@ -23,8 +23,8 @@ from adversaries.inversion.surrogate_model import SurrogateModelExtension
 from fedsim.base import metrics
 from fedsim.base.errors import ConfigError
 from fedsim.base.randomness import generator, use_one_thread
-from fedsim.federation.build import Experiment
-from fedsim.federation.reading import load_config
+from fedsim.federation.experiment import Experiment
+from fedsim.federation.experiment_file import load_config
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.recording.wire_format import State, Update
 from studies.messages import attack_updates, image_knowledge

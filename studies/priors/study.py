@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 import fedsim
-from fedsim.federation.build import Experiment
-from fedsim.federation.reading import load_config
+from fedsim.federation.experiment import Experiment
+from fedsim.federation.experiment_file import load_config
 from studies.defenses.study import METRICS, NONE, gain_text, naive_and_adaptive, worth_of
 from studies.messages import pair_psnr
 from studies.running import STUDIES, Row, read_rows, runs_of_sweep

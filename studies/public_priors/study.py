@@ -16,9 +16,9 @@ from fedsim.audit.audit import Audit, open_audit
 from fedsim.audit.evaluation.measurement_cache import MeasurementCache
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.randomness import generator
-from fedsim.federation.build import Experiment
 from fedsim.federation.config import AttackFile
-from fedsim.federation.reading import load_config
+from fedsim.federation.experiment import Experiment
+from fedsim.federation.experiment_file import load_config
 from fedsim.federation.table_validation import validate_tables
 from fedsim.interfaces.attack import Target
 from fedsim.inversion.matching import GradientInversion

@@ -16,7 +16,7 @@ import torch
 from fedsim.audit.evaluation.statistics import format_mean
 from fedsim.federation.distributed_privacy import SumGroups, make_distributed_privacy
 from fedsim.federation.privacy_tables import DistributedPrivacyTable, SecureAggregationTable
-from fedsim.privacy.auditing import EpsilonBound, best_lower_bound
+from fedsim.privacy.canary_bounds import EpsilonBound, best_lower_bound
 from strategies.secure_sum import SecureSum
 from studies.running import Row
 from studies.writing import markdown_table, select_rows

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 from fedsim.base.randomness import generator
-from fedsim.federation.build import Experiment
+from fedsim.federation.experiment import Experiment
 from fedsim.recording.wire_format import State
 from fedsim.training.loop import local_update
 from fedsim.training.settings import LocalTraining

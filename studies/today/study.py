@@ -30,8 +30,8 @@ from fedsim.audit.evaluation.statistics import confidence_interval, gains
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base import metrics
 from fedsim.base.randomness import generator
-from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.table_validation import validate_tables
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.interfaces.knowledge import Knowledge

@@ -19,8 +19,8 @@ from fedsim.base import files
 from fedsim.base.errors import ConfigError, DataError, RunError, TranscriptError, TrustError
 from fedsim.cli.main import _list_typed_words, _run_command
 from fedsim.data.idx import _read_idx
+from fedsim.federation.experiment_file import read_toml
 from fedsim.federation.open_run import OpenRun
-from fedsim.federation.reading import read_toml
 from fedsim.plugins import packed_arrays, registry
 from fedsim.plugins.allowed_code import allow_code, check_allowed, find_references, restrict_code
 from fedsim.recording.exchange_files import import_exchange

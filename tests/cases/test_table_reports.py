@@ -11,8 +11,8 @@ from fedsim.audit.evaluation.scoring import score_examples
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.randomness import generator
 from fedsim.data import Column, Dataset, Examples
-from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
+from fedsim.federation.experiment import Experiment
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.interfaces.modality import PublicExamples
 from fedsim.report.image_scores import extreme_examples

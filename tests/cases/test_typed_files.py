@@ -18,7 +18,7 @@ from fedsim.recording.header import seal_header
 from fedsim.recording.messages import RecordedExchange, RecordedMessage, read_messages, write_messages
 from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
-from fedsim.recording.sealed import write_sealed_file
+from fedsim.recording.sealed_files import write_sealed_file
 from fedsim.recording.wire_format import Update
 
 HUGE = 10**400

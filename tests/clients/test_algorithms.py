@@ -28,8 +28,8 @@ from fedsim.base.errors import AttackError, ConfigError, FedsimError, RunError, 
 from fedsim.base.randomness import generator, seed_globals
 from fedsim.base.task import Task
 from fedsim.contract.algorithms import CHECKS
-from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.resolve import resolve
 from fedsim.federation.run_folder import read_metrics

@@ -21,7 +21,7 @@ from clients.defenses.mixup import Mixup
 from fedsim.base.errors import ConfigError, PluginError, RunError
 from fedsim.base.randomness import generator
 from fedsim.base.task import Task
-from fedsim.federation.build import Experiment
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.resolve import resolve
 from fedsim.interfaces.defense import Defense, Participation, Setting
 from fedsim.interfaces.defense_checks import check_defense, check_order, check_setting

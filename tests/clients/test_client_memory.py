@@ -29,7 +29,7 @@ from fedsim.federation.engines.serial import InProcessGrid
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.local_context import LocalContext
-from fedsim.recording.sealed import read_sealed_file, write_sealed_file
+from fedsim.recording.sealed_files import read_sealed_file, write_sealed_file
 from fedsim.recording.wire_format import State
 from strategies.checkpoint import Checkpoint
 

@@ -16,7 +16,7 @@ from clients.mods import as_mod, defend_payload
 from fedsim.base.errors import PayloadError, PluginError, RunError
 from fedsim.base.randomness import generator
 from fedsim.base.task import Task
-from fedsim.federation.build import Experiment
+from fedsim.federation.experiment import Experiment
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.defense_checks import check_defense

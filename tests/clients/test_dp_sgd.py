@@ -21,9 +21,9 @@ from clients.defenses.update_noise import UpdateNoise
 from fedsim.base.errors import ConfigError
 from fedsim.base.randomness import generator, seed_globals
 from fedsim.base.task import Task
-from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
 from fedsim.federation.engines.serial import InProcessGrid
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.run_folder import RunFolder
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Defense, Participation

@@ -15,7 +15,7 @@ from fedsim.base.errors import ConfigError, RunError
 from fedsim.base.randomness import generator, seed_globals
 from fedsim.base.task import Task
 from fedsim.exposure.measure import Meaning, Measure
-from fedsim.federation.build import Experiment
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.resolve import resolve
 from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.defense_calls import apply_on_data

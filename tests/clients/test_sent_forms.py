@@ -17,8 +17,8 @@ from clients.defenses.update_noise import UpdateNoise
 from fedsim.base.errors import ConfigError
 from fedsim.base.randomness import generator
 from fedsim.base.task import Task
-from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.resolve import resolve
 from fedsim.federation.simulation import run_federation

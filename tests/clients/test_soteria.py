@@ -15,7 +15,7 @@ from clients.defenses.soteria import Soteria, feature_gradient_norms
 from fedsim.base.errors import ConfigError, RunError
 from fedsim.base.randomness import generator, seed_globals
 from fedsim.base.task import Task
-from fedsim.federation.build import Experiment
+from fedsim.federation.experiment import Experiment
 from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Defense, Setting
 from fedsim.interfaces.defense_checks import check_setting

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from fedsim.base.errors import ConfigError
-from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
+from fedsim.federation.experiment import Experiment
 from fedsim.plugins import registry
 from tests.support.experiments import make_tiny_config, run_serial
 from tests.support.runs import hash_recording

@@ -17,7 +17,7 @@ import pytest
 
 from fedsim.contract.checks import run_checks
 from fedsim.contract.partitions import CLIENTS, EXAMPLES
-from fedsim.federation.reading import load_config
+from fedsim.federation.experiment_file import load_config
 from fedsim.interfaces.metric import is_metric_name
 from fedsim.plugins import registry
 from tests.support.data_folder import find_data_folder

@@ -31,9 +31,9 @@ from fedsim.base.errors import ConfigError, DataError, KnowledgeError, PluginErr
 from fedsim.base.task import Task
 from fedsim.data import Dataset, Examples
 from fedsim.federation.adversary_tables import AdversaryTable
-from fedsim.federation.build import Experiment
 from fedsim.federation.build_plugins import build_attacks
 from fedsim.federation.config import AttackFile
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import read_rows
 from fedsim.federation.table_validation import validate_tables

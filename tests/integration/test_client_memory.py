@@ -19,7 +19,7 @@ from fedsim.base.errors import RunError
 from fedsim.federation.config import Config
 from fedsim.federation.integrity import compare_with_manifest
 from fedsim.federation.open_run import OpenRun
-from fedsim.recording.sealed import read_sealed_file, write_sealed_file
+from fedsim.recording.sealed_files import read_sealed_file, write_sealed_file
 from fedsim.recording.transcript import Transcript
 from strategies import reply_checks
 from strategies.checkpoint import Checkpoint

@@ -24,7 +24,7 @@ from fedsim.base.errors import ConfigError
 from fedsim.cli.main import cli
 from fedsim.federation.app_file import AppFile
 from fedsim.federation.config import AttackFile, Config
-from fedsim.federation.reading import load_config
+from fedsim.federation.experiment_file import load_config
 from fedsim.federation.table_validation import validate_tables
 from fedsim.interfaces.knowledge import FACTS
 from fedsim.plugins import registry

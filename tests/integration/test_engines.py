@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import read_rows
 from fedsim.recording.transcript import Transcript

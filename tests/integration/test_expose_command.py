@@ -12,8 +12,8 @@ import torch
 from fedsim.base.errors import RunError
 from fedsim.exposure.jacobian_norm import JacobianNorm
 from fedsim.exposure.of_clients import COLUMNS
-from fedsim.federation.build import Experiment
-from fedsim.federation.exposing import find_applicable_measures
+from fedsim.federation.experiment import Experiment
+from fedsim.federation.exposure_moments import find_applicable_measures
 from fedsim.federation.run_folder import RunFolder, read_exposures
 from fedsim.report.exposure import ExposureQuantity, draw_clients, draw_examples, mean_quantities
 from tests.support.commands import Call
@@ -258,7 +258,7 @@ def test_a_picture_of_clients_takes_values_of_any_size() -> None:
 def test_a_measure_without_a_choice_that_says_nothing_of_single_examples_says_the_rest(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedsim.federation.exposing.registry.registered_names", lambda _: ["gradient-norm"])
+    monkeypatch.setattr("fedsim.federation.exposure_moments.registry.registered_names", lambda _: ["gradient-norm"])
     caplog.set_level("INFO", logger="fedsim")
     (schedule,) = find_applicable_measures(Experiment(make_tiny_config()), each=True)
     assert not schedule.per_example

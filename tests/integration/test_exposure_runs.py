@@ -18,11 +18,11 @@ import strategies.app
 from fedsim.base.errors import ConfigError, PluginError, RunError
 from fedsim.exposure.gradient_norm import GradientNorm
 from fedsim.exposure.measure import Meaning, Measure
-from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.resolve import resolve
 from fedsim.federation.run_folder import RunFolder, read_exposures
-from fedsim.recording.sealed import read_sealed_file
+from fedsim.recording.sealed_files import read_sealed_file
 from fedsim.recording.transcript import Transcript
 from fedsim.training.message_function import ClientMessage
 from fedsim.training.sampling import round_batches

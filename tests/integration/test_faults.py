@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import fedsim.recording.round_file
-import fedsim.recording.sealed
+import fedsim.recording.sealed_files
 from fedsim.base.errors import ConfigError, FedsimError, RunError
 from fedsim.base.files import write_text
 from fedsim.federation.engines.arrays import make_record
@@ -375,7 +375,7 @@ def test_a_disk_that_fills_up_ends_the_run_which_then_goes_on_where_it_stopped(
             real = fedsim.recording.round_file.write_parts  # called once for each round
             patch.setattr(fedsim.recording.round_file, "write_parts", full(real, place=3))
         elif where == "checkpoint":
-            patch.setattr(fedsim.recording.sealed, "save_file", full(fedsim.recording.sealed.save_file))
+            patch.setattr(fedsim.recording.sealed_files, "save_file", full(fedsim.recording.sealed_files.save_file))
         else:
             patch.setattr(Path, "write_text", full(Path.write_text, place=4))  # after experiment and versions
         with pytest.raises(RunError, match="No space left on device") as caught:

@@ -21,11 +21,11 @@ from fedsim.audit.finding_files import load_finding
 from fedsim.audit.threat_model import grant_knowledge
 from fedsim.base.errors import ConfigError, PluginError, RunError
 from fedsim.base.randomness import generator, seed_globals
-from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
 from fedsim.federation.engines.serial import InProcessGrid
+from fedsim.federation.experiment import Experiment
+from fedsim.federation.experiment_file import load_config
 from fedsim.federation.open_run import OpenRun
-from fedsim.federation.reading import load_config
 from fedsim.federation.resolve import resolve
 from fedsim.federation.run_folder import read_rows
 from fedsim.federation.simulation import run_federation

@@ -15,11 +15,11 @@ from torch import Tensor
 from clients.defenses.gate import Gate
 from fedsim.base.errors import RunError
 from fedsim.exposure.measure import Meaning, Measure
-from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.resolve import resolve
 from fedsim.federation.run_folder import RunFolder
-from fedsim.recording.sealed import read_sealed_file
+from fedsim.recording.sealed_files import read_sealed_file
 from fedsim.recording.transcript import Transcript
 from fedsim.training.loop import local_gradient, local_update
 from fedsim.training.message_function import ClientMessage

@@ -20,8 +20,8 @@ from fedsim.audit.finding_files import load_finding, save_finding
 from fedsim.audit.in_round import attack_round
 from fedsim.audit.threat_model import grant_knowledge, grant_private
 from fedsim.base.errors import ConfigError, RunError
-from fedsim.federation.build import Experiment
 from fedsim.federation.config import AttackFile
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import read_rows
 from fedsim.federation.table_validation import validate_tables

@@ -18,7 +18,7 @@ from fedsim.base.errors import ConfigError, FedsimError, KnowledgeError, RunErro
 from fedsim.base.loss_term import LossWithTerm, add_model_term
 from fedsim.base.task import goal_of
 from fedsim.federation.adversary_tables import AdversaryTable
-from fedsim.federation.build import Experiment
+from fedsim.federation.experiment import Experiment
 from fedsim.interfaces.knowledge import Knowledge
 from fedsim.inversion.labels.last_layer import output_layer
 from fedsim.training.gradients import example_gradients

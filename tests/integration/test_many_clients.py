@@ -11,7 +11,7 @@ import torch
 
 import strategies.app
 import strategies.curious
-from fedsim.federation import build
+from fedsim.federation.experiment import Experiment
 from fedsim.recording.transcript import Transcript
 from strategies.reply_means import ReplyCollector
 from tests.support.counted_setups import ReplyReads, make_noting_config, read_notes
@@ -31,17 +31,17 @@ def test_a_run_makes_data_once_and_recorder_and_strategy_read_each_reply_once(
 
 def test_an_experiment_takes_from_another_only_what_is_the_same() -> None:
     config = make_tiny_config(attack=[])
-    source = build.Experiment(config)
-    same = build.Experiment(config, source)
+    source = Experiment(config)
+    same = Experiment(config, source)
     assert (same.dataset, same.data, same.model) == (source.dataset, source.data, source.model)
 
     federation = config.federation.model_copy(update={"seed": config.federation.seed + 1})
-    other = build.Experiment(config.model_copy(update={"federation": federation}), source)
+    other = Experiment(config.model_copy(update={"federation": federation}), source)
     assert other.dataset is source.dataset
     assert other.data is not source.data
     assert other.model is not source.model
     table = config.model.model_copy(update={"start": "w.safetensors"})
-    further = build.Experiment(config.model_copy(update={"model": table}), source)
+    further = Experiment(config.model_copy(update={"model": table}), source)
     assert further.data is source.data
     assert further.model is not source.model
 

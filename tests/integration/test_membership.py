@@ -14,9 +14,9 @@ from fedsim.audit.evaluation.foreign_recording import ForeignRecording
 from fedsim.audit.finding_files import load_finding
 from fedsim.audit.threat_model import check_private_facts
 from fedsim.base.errors import ConfigError, KnowledgeError
-from fedsim.federation.build import Experiment
 from fedsim.federation.candidates import draw_candidates
 from fedsim.federation.config import AttackFile
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.table_validation import validate_tables
 from fedsim.interfaces.findings import Membership

@@ -21,8 +21,8 @@ from fedsim.audit.finding_files import load_finding
 from fedsim.audit.threat_model import grant_knowledge
 from fedsim.base.errors import ConfigError, KnowledgeError
 from fedsim.base.randomness import numpy_generator
-from fedsim.federation.build import Experiment
 from fedsim.federation.config import AttackFile
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.table_validation import validate_tables
 from fedsim.interfaces.findings import PropertyPresence

@@ -511,7 +511,7 @@ def test_a_recording_made_elsewhere_is_attacked_and_scored_by_an_attack_file(
 
 @pytest.fixture
 def update(finished_run: Run) -> dict[str, Any]:
-    from fedsim.federation.build import Experiment
+    from fedsim.federation.experiment import Experiment
     from fedsim.federation.table_validation import validate_tables
 
     seen, tables = (

@@ -21,7 +21,7 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 
 import fedsim.federation.open_run
 import fedsim.recording.recorder
-import fedsim.recording.sealed
+import fedsim.recording.sealed_files
 import strategies.app
 from clients.app import app as client_app
 from fedsim.base.errors import ConfigError, RunError
@@ -111,7 +111,7 @@ def killed_in_a_round(point: str, *, after_rounds: int = 1) -> Iterator[None]:
         "before metrics": (OpenRun, "write_table", False),
         "while metrics are written": (fedsim.federation.open_run, "write_text", False),
         "before the checkpoint": (Checkpoint, "save", False),
-        "while the checkpoint is written": (fedsim.recording.sealed, "save_file", False),
+        "while the checkpoint is written": (fedsim.recording.sealed_files, "save_file", False),
         "after the checkpoint": (Checkpoint, "save", True),
     }[point]
     with pytest.MonkeyPatch.context() as patch:
@@ -554,7 +554,7 @@ def test_types_come_back_as_they_were(tmp_path: Path) -> None:
 
 
 def test_the_digest_of_a_checkpoint_tells_names_and_types_apart(tmp_path: Path) -> None:
-    from fedsim.recording.sealed import write_sealed_file
+    from fedsim.recording.sealed_files import write_sealed_file
 
     arrays = [
         {"a": np.zeros(2, "f4")},

@@ -25,8 +25,8 @@ from fedsim.audit.finding_files import read_facts
 from fedsim.audit.visibility import explain_group_refusal
 from fedsim.base.errors import ConfigError, FedsimError, KnowledgeError
 from fedsim.cli.inspect import inspect
-from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.privacy_tables import SecureAggregationTable
 from fedsim.federation.run_folder import read_rows

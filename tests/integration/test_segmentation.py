@@ -20,7 +20,7 @@ from fedsim.base.task import Task, goal_of, mask_loss
 from fedsim.data.arrays import ArrayFile
 from fedsim.data.checks import check_dataset
 from fedsim.data.shapes import Shapes
-from fedsim.federation.build import Experiment
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.open_run import OpenRun
 from fedsim.interfaces.knowledge import Knowledge
 from fedsim.interfaces.modality import PublicExamples

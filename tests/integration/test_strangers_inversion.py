@@ -12,7 +12,7 @@ import torch
 import fedsim
 from fedsim import inversion
 from fedsim.base.metrics import psnr
-from fedsim.federation.build import Experiment
+from fedsim.federation.experiment import Experiment
 from fedsim.plugins.registry import load_object
 from fedsim.recording.transcript import Transcript
 from tests.support.experiments import make_tiny_config, run_serial

@@ -18,8 +18,8 @@ import torch
 from fedsim.audit.audit import Audit, open_audit
 from fedsim.audit.finding_files import save_finding
 from fedsim.base.errors import RunError, TrustError
-from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.table_validation import validate_tables
 from fedsim.interfaces.findings import Reconstruction

@@ -16,15 +16,15 @@ import torch
 from flwr.app import Context, RecordDict
 
 import clients.app
-import fedsim.federation.build
 import fedsim.federation.engines.cohort
+import fedsim.federation.experiment
 import fedsim.training.cohort
 from clients.app import app as client_app
 from fedsim.base.errors import RunError
-from fedsim.federation.build import Experiment
 from fedsim.federation.engines.arrays import LazyArray
 from fedsim.federation.engines.cohort import CohortGrid
 from fedsim.federation.engines.serial import InProcessGrid
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.open_run import OpenRun
 from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import State
@@ -253,7 +253,7 @@ def test_who_has_a_broken_label_fails_alone_and_with_the_loops_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        fedsim.federation.build, "check_dataset", lambda dataset, name: dataset
+        fedsim.federation.experiment, "check_dataset", lambda dataset, name: dataset
     )  # it would not have come so far
     tables = {
         "data": {"name": "one_bad_label:OneBadLabel"},

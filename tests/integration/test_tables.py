@@ -10,7 +10,7 @@ import pytest
 
 from fedsim.audit.audit import Audit, open_audit
 from fedsim.base.errors import KnowledgeError
-from fedsim.federation.build import Experiment
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import read_rows
 from fedsim.report.page import write_report

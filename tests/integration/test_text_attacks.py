@@ -15,11 +15,11 @@ from fedsim.audit.audit import Audit, open_audit
 from fedsim.audit.finding_files import load_finding
 from fedsim.base.errors import KnowledgeError
 from fedsim.data import Dataset
-from fedsim.federation.build import Experiment
 from fedsim.federation.config import AttackFile
 from fedsim.federation.data_folder import find_data_folder
+from fedsim.federation.experiment import Experiment
+from fedsim.federation.experiment_file import load_config
 from fedsim.federation.open_run import OpenRun
-from fedsim.federation.reading import load_config
 from fedsim.federation.run_folder import read_rows
 from fedsim.federation.table_validation import validate_tables
 from fedsim.interfaces.findings import Texts

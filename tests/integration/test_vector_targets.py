@@ -20,7 +20,7 @@ from fedsim.base.errors import FedsimError
 from fedsim.base.randomness import seed_globals
 from fedsim.base.task import Loss
 from fedsim.data.digits import Digits
-from fedsim.federation.build import Experiment
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.open_run import OpenRun
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.plugins import registry

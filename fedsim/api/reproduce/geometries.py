@@ -10,10 +10,10 @@ from fedsim.api.cell_runner import measure_resources, run_anew
 from fedsim.api.reproduce.recipes import ScaleName, SweepRecipe, Who, defined_values, format_figure
 from fedsim.base.progress import track
 from fedsim.federation import lock
-from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
+from fedsim.federation.experiment import Experiment
+from fedsim.federation.experiment_file import config_of, set_value
 from fedsim.federation.open_run import OpenRun
-from fedsim.federation.reading import config_of, set_value
 from fedsim.federation.resolve import resolve
 from fedsim.report.geometry import geometries_of_updates
 from fedsim.sweeps.cells import federation_key

@@ -23,7 +23,7 @@ from fedsim.api.reproduce.recipes import ScaleName, SweepRecipe, find_recipe, re
 from fedsim.api.sweeping import STORE, run_sweep
 from fedsim.base.errors import ConfigError, join_first
 from fedsim.base.files import write_text
-from fedsim.federation.reading import config_of
+from fedsim.federation.experiment_file import config_of
 from fedsim.federation.training_states import make_states
 from fedsim.sweeps.store import CellStore
 from fedsim.sweeps.table import read_cells, read_table

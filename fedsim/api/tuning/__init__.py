@@ -20,8 +20,8 @@ from fedsim.base.randomness import serialize_calls
 from fedsim.federation.adversary_tables import AttackTable
 from fedsim.federation.build_plugins import build_attacks
 from fedsim.federation.config import AttackFile, Config
+from fedsim.federation.experiment_file import config_of, load_config
 from fedsim.federation.open_run import OpenRun
-from fedsim.federation.reading import config_of, load_config
 from fedsim.federation.resolve import resolve
 from fedsim.federation.run_folder import default_folder
 from fedsim.federation.simulation import run_federation

@@ -13,8 +13,8 @@ from fedsim.base.errors import DataError, KnowledgeError
 from fedsim.base.files import replace_atomically
 from fedsim.base.randomness import derive_seed
 from fedsim.federation.auxiliary import draw_auxiliary
-from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.public_part import PublicPart
 from fedsim.federation.resolve import resolve
 from fedsim.federation.strategy_checks import MIN_CLIENT_KEYS

@@ -19,9 +19,9 @@ from fedsim.base.errors import DataError, join_first
 from fedsim.base.task import Task
 from fedsim.data import Column
 from fedsim.federation.adversary_tables import AdversaryTable
-from fedsim.federation.build import Experiment
 from fedsim.federation.candidates import CandidateRecords
 from fedsim.federation.config import AttackFile
+from fedsim.federation.experiment import Experiment
 from fedsim.interfaces.attack import Attack
 from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.knowledge import Knowledge, KnownCandidates, Records

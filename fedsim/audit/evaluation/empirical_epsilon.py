@@ -36,13 +36,13 @@ from fedsim.audit.observers import read_final_model
 from fedsim.base.errors import RunError
 from fedsim.base.progress import track
 from fedsim.base.randomness import generator
-from fedsim.federation.build import Experiment
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.run_folder import RunFolder, read_ledger, read_rows
 from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.defense_calls import apply_on_update
 from fedsim.interfaces.local_context import LocalContext
 from fedsim.interfaces.mechanism import Mechanism
-from fedsim.privacy.auditing import EpsilonBound, best_lower_bound
+from fedsim.privacy.canary_bounds import EpsilonBound, best_lower_bound
 from fedsim.privacy.canary_scores import score_rounds
 from fedsim.privacy.ledger import (
     Row,

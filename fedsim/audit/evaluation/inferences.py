@@ -12,7 +12,7 @@ from fedsim.audit.evaluation.evaluator import EvaluationContext, Evaluator, Find
 from fedsim.audit.evaluation.imputation import IMPUTED_GUESS, Imputation, ImputedCategories
 from fedsim.audit.evaluation.score import Score
 from fedsim.base.errors import DataError
-from fedsim.federation.build import Experiment
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.overlap import hash_records_at
 from fedsim.interfaces.findings import Inference
 from fedsim.interfaces.metric import Metric

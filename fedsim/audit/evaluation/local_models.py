@@ -20,7 +20,7 @@ from fedsim.audit.evaluation.zest import draw_references, interpretable_pieces, 
 from fedsim.base.errors import AttackError, DataError, RunError
 from fedsim.base.task import Loss
 from fedsim.data import Column
-from fedsim.federation.build import Experiment
+from fedsim.federation.experiment import Experiment
 from fedsim.interfaces.findings import LocalModel
 from fedsim.interfaces.metric import find_metric
 from fedsim.recording.header import Header, hash_state

@@ -20,9 +20,9 @@ from fedsim.base.task import Task
 from fedsim.data import Column
 from fedsim.federation.adversary_tables import AdversaryTable
 from fedsim.federation.auxiliary import auxiliary_records, draw_auxiliary
-from fedsim.federation.build import Experiment
 from fedsim.federation.candidates import CandidateRecords, draw_candidates, draw_known_candidates
 from fedsim.federation.config import AttackFile
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.federated_data import GUESSED_EXAMPLES
 from fedsim.federation.properties import property_records
 from fedsim.interfaces.attack import Attack, vector_target_error

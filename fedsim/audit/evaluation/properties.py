@@ -21,7 +21,7 @@ from fedsim.audit.evaluation.evaluator import (
 from fedsim.audit.evaluation.score import Score
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.errors import DataError
-from fedsim.federation.build import Experiment
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.properties import Property
 from fedsim.interfaces.findings import PropertyPresence
 from fedsim.interfaces.metric import Metric

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 from flwr.app import ConfigRecord
 
-from fedsim.federation.build import Experiment
+from fedsim.federation.experiment import Experiment
 
 _experiments: WeakValueDictionary[tuple[str, int], Experiment] = WeakValueDictionary()
 """By name of the run, and thread: clients of other threads train in networks of their own."""

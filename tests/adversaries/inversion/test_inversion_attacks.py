@@ -30,7 +30,7 @@ from fedsim.base.randomness import generator
 from fedsim.base.task import squared_error
 from fedsim.interfaces.attack import Knowledge, Target
 from fedsim.interfaces.findings import Reconstruction
-from fedsim.inversion import compiled as graphs
+from fedsim.inversion import compiled_objective as graphs
 from fedsim.inversion import inversion_task
 from fedsim.inversion.batch_norm import copy_with_batch_statistics
 from fedsim.inversion.descent import Trial, descend, divergence_error

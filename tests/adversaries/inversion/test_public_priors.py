@@ -21,14 +21,14 @@ from fedsim.base.papers import Paper
 from fedsim.base.randomness import generator
 from fedsim.interfaces.attack import Knowledge, Records
 from fedsim.interfaces.findings import Reconstruction
-from fedsim.inversion import batched_restarts, compiled, denoisers, matching, public_fits
+from fedsim.inversion import batched_restarts, compiled_objective, denoisers, matching, public_fits
 from fedsim.inversion.matching import GradientInversion
 from fedsim.inversion.priors import TotalVariation
 from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.problem_builder import build_problem
 from fedsim.inversion.public_priors import add_public_prior
 from fedsim.inversion.recipe import Recipe
-from fedsim.inversion.relaxed import RelaxedScaling
+from fedsim.inversion.relaxed_rows import RelaxedScaling
 from tests.support.digit_clients import DIGITS, data, floor, knowledge, make_update, public, quality
 from tests.support.recordings import record_updates, run_attack
 
@@ -163,7 +163,7 @@ def test_a_denoiser_is_trained_once_for_all_processes(
 def test_a_compiled_graph_is_of_one_set_of_records(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the prior weighs so little that another one gives nearly the same objective."""
     monkeypatch.setattr(torch, "compile", lambda graph, **how: graph)
-    monkeypatch.setattr(compiled, "_cache", [])
+    monkeypatch.setattr(compiled_objective, "_cache", [])
     method = replace(with_prior(IG, "gmm", 1e-8), iterations=5)
     records = public()
     few = Records(inputs=records.inputs[-400:], labels=records.labels[-400:])

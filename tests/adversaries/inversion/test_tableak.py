@@ -21,7 +21,7 @@ from fedsim.base.task import Task
 from fedsim.interfaces.attack import Attack, Knowledge, Target
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.inversion.input_scaling import InputScaling
-from fedsim.inversion.relaxed import RelaxedScaling
+from fedsim.inversion.relaxed_rows import RelaxedScaling
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.training.loop import local_update

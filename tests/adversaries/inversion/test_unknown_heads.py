@@ -20,8 +20,8 @@ from adversaries.inversion.surrogate_model import SurrogateModelExtension
 from fedsim.audit.audit import open_audit
 from fedsim.base.errors import AttackError, ConfigError
 from fedsim.base.randomness import generator
-from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.resolve import resolve
 from fedsim.interfaces.attack import Knowledge, Target

@@ -18,8 +18,8 @@ from fedsim.api.tuning.simulated_clients import simulated_experiment
 from fedsim.api.tuning.trials import SettingTrial, finalist_changes, find_best_trial, prior_changes, step_size_changes
 from fedsim.audit.finding_files import read_facts
 from fedsim.base.errors import ConfigError, DataError, FedsimError, KnowledgeError, RunError
-from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.resolve import resolve
 from fedsim.federation.states import read_state
 from tests.support.commands import Call

@@ -11,8 +11,8 @@ import torch
 from fedsim.audit.audit import Audit
 from fedsim.base.errors import ConfigError
 from fedsim.federation.adversary_tables import AdversaryTable
-from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import read_rows
 from fedsim.federation.table_validation import validate_tables

@@ -17,8 +17,8 @@ from fedsim.base.task import Task
 from fedsim.data import Column, Dataset, Examples
 from fedsim.data.checks import check_dataset
 from fedsim.data.digits import Digits
-from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
+from fedsim.federation.experiment import Experiment
 from fedsim.plugins import registry
 from fedsim.training.models.checks import check_model, check_network, limit_memory
 from fedsim.training.models.mlp import Mlp

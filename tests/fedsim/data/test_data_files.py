@@ -20,7 +20,7 @@ from fedsim.data import Column, Dataset, DatasetPlugin, Examples
 from fedsim.data.arrays import ArrayFile
 from fedsim.data.cache import cache_folder, load_cached
 from fedsim.data.files import find_file, has_listed_sum, require_data_folder, verify_checksum
-from fedsim.data.holding_out import choose_evenly
+from fedsim.data.holdout import choose_evenly
 from fedsim.data.image_folder import ImageFolder
 from fedsim.data.leaf import Leaf
 from fedsim.data.tables import Csv

@@ -11,7 +11,7 @@ from clients.defenses.top_k import TopK
 from clients.defenses.update_noise import UpdateNoise
 from fedsim.base.errors import ConfigError
 from fedsim.federation.app_ledger import make_app_ledger, prove_by_messages
-from fedsim.federation.build import Experiment
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.resolve import resolve
 from fedsim.interfaces.defense import Participation
 from fedsim.interfaces.defense_checks import check_setting

@@ -16,10 +16,10 @@ import torch
 
 from fedsim.base.errors import ConfigError, DataError, FedsimError, PluginError
 from fedsim.base.task import Task
-from fedsim.federation.build import Experiment
 from fedsim.federation.config import AttackFile, Config
+from fedsim.federation.experiment import Experiment
+from fedsim.federation.experiment_file import load_config, read_toml
 from fedsim.federation.open_run import OpenRun
-from fedsim.federation.reading import load_config, read_toml
 from fedsim.federation.resolve import resolve
 from fedsim.federation.table_validation import validate_tables
 from fedsim.plugins import registry

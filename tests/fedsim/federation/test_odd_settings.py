@@ -16,8 +16,8 @@ from fedsim.base.errors import FedsimError, PluginError
 from fedsim.base.randomness import numpy_generator
 from fedsim.base.task import Task
 from fedsim.data import Dataset, Examples
-from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.resolve import resolve
 from fedsim.federation.table_validation import validate_tables
 from fedsim.plugins import registry

@@ -28,7 +28,7 @@ from fedsim.base.randomness import generator, seed_globals
 from fedsim.interfaces.attack import Knowledge
 from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.local_context import LocalContext
-from fedsim.inversion import compiled
+from fedsim.inversion import compiled_objective
 from fedsim.inversion.distances import Cosine, Distance, GaussianKernel, SquaredL2
 from fedsim.inversion.labels.last_layer import fill_dropped_entries
 from fedsim.inversion.labels.updates import count_labels
@@ -166,7 +166,7 @@ def test_one_graph_serves_victims_with_other_masks_and_none_serves_both_adversar
 ) -> None:
     counted, real = list[object](), torch.compile
     monkeypatch.setattr(torch, "compile", lambda graph, **how: counted.append(graph) or real(graph, **how))
-    monkeypatch.setattr(compiled, "_cache", [])
+    monkeypatch.setattr(compiled_objective, "_cache", [])
     attack, defense = InvertingGradients(iterations=3, step_size=0.1), TopK(fraction=0.1)
     for defenses, graphs in (((), 1), ((defense,), 2)):
         for victim in range(2):

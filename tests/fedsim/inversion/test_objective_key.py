@@ -14,7 +14,7 @@ from adversaries.inversion.inverting_gradients import InvertingGradients
 from fedsim.base.errors import AttackError
 from fedsim.base.randomness import generator
 from fedsim.interfaces.attack import Knowledge
-from fedsim.inversion import compiled
+from fedsim.inversion import compiled_objective
 from fedsim.inversion.distances import Cosine, PartialCosine, SquaredL2
 from fedsim.inversion.objective_key import objective_key
 from fedsim.inversion.parametrisations import PublicComponents
@@ -123,7 +123,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> list[Callable[..., Any]]:
         return graph
 
     monkeypatch.setattr(torch, "compile", note)
-    monkeypatch.setattr(compiled, "_cache", [])
+    monkeypatch.setattr(compiled_objective, "_cache", [])
     return graphs
 
 
@@ -188,7 +188,7 @@ def test_what_the_compiler_fails_at_is_named(
         raise BackendCompilerFailed(lambda: None, cause, None)
 
     monkeypatch.setattr(torch, "compile", fail)
-    monkeypatch.setattr(compiled, "_cache", [])
+    monkeypatch.setattr(compiled_objective, "_cache", [])
     method = InvertingGradients(iterations=1, compile=True)
     with pytest.raises(expected, match=text):
         method.invert(update(), knowledge(), generator(1), lambda *_: None)

@@ -12,13 +12,13 @@ from torch import Tensor
 
 import fedsim
 from clients.defenses.update_noise import UpdateNoise
-from fedsim.federation.build import Experiment
 from fedsim.federation.canary_power import log_canary_power
 from fedsim.federation.config import Config
+from fedsim.federation.experiment import Experiment
 from fedsim.interfaces.mechanism import Mechanism
 from fedsim.privacy.audit_power import describe_canaries
 from fedsim.privacy.audited_defense import AuditedDefense
-from fedsim.privacy.auditing import EpsilonBound, best_lower_bound, choose_curve_tests
+from fedsim.privacy.canary_bounds import EpsilonBound, best_lower_bound, choose_curve_tests
 from fedsim.privacy.canary_scores import score_rounds
 from fedsim.privacy.ceilings import TradeOff, compute_tight_epsilon
 from fedsim.privacy.curve_audit import is_curve_refuted

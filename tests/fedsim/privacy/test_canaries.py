@@ -17,7 +17,7 @@ from fedsim.interfaces.attack import Paper
 from fedsim.interfaces.defense import Defense, Guarantee, Participation, Poisson
 from fedsim.interfaces.local_context import LocalContext
 from fedsim.privacy.accountants import Steps, compute_epsilon
-from fedsim.privacy.auditing import EpsilonBound, best_lower_bound
+from fedsim.privacy.canary_bounds import EpsilonBound, best_lower_bound
 from fedsim.recording.wire_format import State
 from fedsim.training.canaries import CANARY_VALUE, Canaries, CanaryInsertion
 from fedsim.training.loop import local_update

@@ -13,7 +13,7 @@ from dp_accounting.rdp import RdpAccountant
 from fedsim.base.errors import ConfigError, RunError
 from fedsim.dossier.privacy_facts import collect_proofs
 from fedsim.dossier.recomputation import compose_epsilons_again
-from fedsim.federation.build import Experiment
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.run_folder import read_ledger, read_metrics
 from fedsim.interfaces.mechanism import Mechanism
 from fedsim.privacy.ceilings import compute_trade_off

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedsim.base.randomness import numpy_generator
-from fedsim.privacy.auditing import best_lower_bound
+from fedsim.privacy.canary_bounds import best_lower_bound
 from fedsim.privacy.ceilings import compute_tight_epsilon
 from fedsim.privacy.central import CentralPrivacy, make_central_mechanism
 from fedsim.privacy.correlated_noise import (

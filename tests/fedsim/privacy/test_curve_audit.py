@@ -11,7 +11,7 @@ from scipy.special import expit, ndtr
 from scipy.stats import binom
 
 from fedsim.interfaces.mechanism import Mechanism
-from fedsim.privacy.auditing import best_lower_bound, lower_bound
+from fedsim.privacy.canary_bounds import best_lower_bound, lower_bound
 from fedsim.privacy.ceilings import TradeOff, compute_tight_epsilon, compute_trade_off
 from fedsim.privacy.curve_audit import curve_lower_bound, is_curve_refuted
 

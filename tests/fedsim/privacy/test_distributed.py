@@ -17,7 +17,7 @@ from fedsim.audit.evaluation.proved_ceilings import find_trade_off
 from fedsim.base.errors import ConfigError
 from fedsim.dossier.privacy_facts import collect_proofs
 from fedsim.dossier.recomputation import compose_epsilons_again
-from fedsim.federation.build import Experiment
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.run_folder import read_ledger
 from fedsim.interfaces.mechanism import Mechanism
 from fedsim.privacy.ceilings import TradeOff, compute_tight_epsilon, compute_trade_off

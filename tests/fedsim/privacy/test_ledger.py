@@ -22,7 +22,7 @@ import fedsim
 import strategies.app
 from clients.defenses.dp_sgd import DpSgd
 from fedsim.base.errors import ConfigError, PluginError, RunError
-from fedsim.federation.build import Experiment
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.integrity import compare_with_manifest
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import read_ledger, read_metrics

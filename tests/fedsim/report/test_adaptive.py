@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from fedsim.cli import work_shown
-from fedsim.federation.build import Experiment
+from fedsim.federation.experiment import Experiment
 from fedsim.report.adaptive import (
     FAILS,
     HOLDS,

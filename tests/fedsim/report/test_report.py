@@ -19,8 +19,8 @@ from fedsim.audit.finding_files import save_finding
 from fedsim.audit.scores import IMAGE_SCORE_COLUMNS, SCORE_COLUMNS
 from fedsim.base.errors import ConfigError
 from fedsim.federation.adversary_tables import AttackTable
-from fedsim.federation.build import Experiment
 from fedsim.federation.config import AttackFile, Config
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.table import PluginTable
 from fedsim.interfaces.attack import Paper

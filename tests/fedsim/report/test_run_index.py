@@ -19,7 +19,7 @@ from fedsim.federation.config import Config
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.table_validation import validate_tables
 from fedsim.recording.manifest import ManifestFile
-from fedsim.recording.sealed import write_sealed_file
+from fedsim.recording.sealed_files import write_sealed_file
 from fedsim.report.index_entry import IndexEntry
 from fedsim.report.run_index import PAGE, index_folder, write_index_page
 from fedsim.sweeps.table import write_cells, write_table

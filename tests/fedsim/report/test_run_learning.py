@@ -11,7 +11,7 @@ from fedsim.federation.open_run import OpenRun
 from fedsim.recording.messages import RecordedExchange, RecordedMessage, write_messages
 from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
-from fedsim.recording.sealed import write_sealed_file
+from fedsim.recording.sealed_files import write_sealed_file
 from fedsim.recording.wire_format import State, Update
 from fedsim.report.learning import NoLearning
 from fedsim.report.run_learning import examine_learning, measure_movement

@@ -8,8 +8,8 @@ from html import unescape
 import pytest
 from sklearn.datasets import load_digits
 
-from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
+from fedsim.federation.experiment import Experiment
 from fedsim.report import sharing
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedsim.base.errors import ConfigError
-from fedsim.federation.reading import config_of
+from fedsim.federation.experiment_file import config_of
 from fedsim.plugins import registry
 from fedsim.skeletons.new import INSTALLED, KINDS, PLUGINS, PluginTemplate
 

@@ -17,7 +17,7 @@ from fedsim.audit.threat_model import apply_headers, full_knowledge
 from fedsim.base.errors import ConfigError
 from fedsim.base.task import smooth_labels, squared_error
 from fedsim.federation.adversary_tables import AdversaryTable
-from fedsim.federation.build import Experiment
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.table_validation import validate_tables
 from fedsim.interfaces.attack import Attack, Knowledge

@@ -19,7 +19,7 @@ from clients.defenses.dp_sgd import DpSgd
 from clients.mods import as_mod
 from fedsim.base.errors import ConfigError, PluginError, RunError
 from fedsim.base.randomness import generator
-from fedsim.federation.build import Experiment
+from fedsim.federation.experiment import Experiment
 from fedsim.interfaces.defense import TRAINING_HOOKS, Defense, Poisson
 from fedsim.interfaces.defense_checks import check_defense
 from fedsim.interfaces.local_context import ClientRound, LocalContext

@@ -22,7 +22,7 @@ from fedsim.api.reproduce.recipes import (
     read_sweep_figures,
 )
 from fedsim.base.errors import ConfigError
-from fedsim.federation.reading import config_of, set_value
+from fedsim.federation.experiment_file import config_of, set_value
 from fedsim.federation.table_validation import validate_tables
 from fedsim.plugins.registry import load, registered_names
 from fedsim.sweeps.grid import SweepGrid, build_grid

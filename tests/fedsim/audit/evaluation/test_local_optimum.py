@@ -17,8 +17,8 @@ from fedsim.audit.evaluation.local_optimum import local_optimum, match_state
 from fedsim.base.errors import ConfigError, DataError, RunError
 from fedsim.base.randomness import generator, seed_globals
 from fedsim.base.task import Task, squared_error
-from fedsim.federation.build import Experiment
 from fedsim.federation.config import Config
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.table_validation import validate_tables
 from fedsim.training.local_optimum import train_to_convergence
 from fedsim.training.loop import evaluate

@@ -19,8 +19,8 @@ from fedsim.audit.evaluation.scoring import score_examples
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.errors import DataError
 from fedsim.base.randomness import generator
-from fedsim.federation.build import Experiment
 from fedsim.federation.data_folder import find_weights_folder
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.open_run import OpenRun
 from fedsim.interfaces.findings import Reconstruction
 from tests.support.experiments import make_tiny_config

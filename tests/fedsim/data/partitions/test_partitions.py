@@ -695,8 +695,8 @@ def test_mnist_has_539_writers() -> None:
 
 
 def test_an_evaluation_may_be_of_some_examples_and_those_are_the_same_each_time() -> None:
-    from fedsim.federation.build import Experiment
     from fedsim.federation.config import Config
+    from fedsim.federation.experiment import Experiment
 
     def data(seed: int) -> FederatedData:
         federation = {"clients": 4, "seed": seed, "evaluate_examples": 50}

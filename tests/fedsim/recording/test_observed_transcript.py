@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedsim.base.errors import ConfigError, TranscriptError
 from fedsim.recording.adversary_role import AdversaryRole, Who
-from fedsim.recording.observed import FinalModel, ObservedTranscript
+from fedsim.recording.observed_transcript import FinalModel, ObservedTranscript
 from fedsim.recording.payloads import Dense, Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript

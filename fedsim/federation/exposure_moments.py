@@ -12,12 +12,12 @@ from typing import Any
 
 from fedsim.base.errors import ConfigError
 from fedsim.exposure.of_clients import MeasureSchedule, failure_reason, measure_client
-from fedsim.federation.build import Experiment
 from fedsim.federation.build_plugins import build_measure
 from fedsim.federation.config import Config
+from fedsim.federation.experiment import Experiment
+from fedsim.federation.experiment_file import apply_override
 from fedsim.federation.federation_tables import MeasureTable
 from fedsim.federation.open_run import OpenRun
-from fedsim.federation.reading import apply_override
 from fedsim.federation.states import TrainingStates
 from fedsim.federation.table import Table
 from fedsim.federation.table_validation import validate_tables

@@ -17,7 +17,7 @@ from fedsim.base.errors import RunError
 from fedsim.base.files import replace_atomically, write_remedy
 from fedsim.base.progress import track
 from fedsim.base.randomness import generator, seed_globals, use_one_thread
-from fedsim.federation.build import Experiment
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.states import TrainingStates
 from fedsim.recording.wire_format import non_finite_names
 from fedsim.training.loop import evaluate, new_optimizer

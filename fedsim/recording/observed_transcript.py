@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedsim.base.errors import ConfigError
 from fedsim.recording.adversary_role import AdversaryRole
-from fedsim.recording.computed import ComputedTranscript
+from fedsim.recording.computed_transcript import ComputedTranscript
 from fedsim.recording.header import FORMAT_VERSION, Header, Reply
 from fedsim.recording.payloads import Dense, Form, Kind, Payload, State
 from fedsim.recording.transcript import Transcript

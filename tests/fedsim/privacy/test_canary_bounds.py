@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.stats import binomtest
 
-from fedsim.privacy.auditing import GUESS_SHARES, best_lower_bound, lower_bound, probability_bound
+from fedsim.privacy.canary_bounds import GUESS_SHARES, best_lower_bound, lower_bound, probability_bound
 
 
 @pytest.mark.parametrize(
