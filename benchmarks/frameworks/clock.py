@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import resource
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 MARK = "FEDSIM_BENCHMARK"
@@ -22,12 +24,20 @@ class Clock:
     def __init__(self) -> None:
         self.rounds = self.warm_up = self.seen = 0
         self.first = self.cpu = self.driver = self.wall = 0.0
+        self._clients = 0.0
 
     def set(self, rounds: int, warm_up: int) -> None:
         """Measure the rounds from `warm_up` to `rounds`."""
         self.rounds, self.warm_up, self.seen = rounds, warm_up, 0
         if not warm_up:
             self._start()
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Take what happens in this context for the work of a client, although it is done in the driver's process."""
+        started = time.process_time()
+        yield
+        self._clients += time.process_time() - started
 
     def round_over(self) -> None:
         """Note that the server has the new global model."""
@@ -40,8 +50,10 @@ class Clock:
             self.wall += time.monotonic()
             self.driver += time.process_time()
             self.cpu += self.driver + _other_seconds()
+            self.driver -= self._clients
 
     def _start(self) -> None:
+        self._clients = 0.0
         self.cpu = -_other_seconds()
         self.driver = -time.process_time()  # last, and first at the end: what the reading costs is not measured
         self.wall = -time.monotonic()

@@ -10,14 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from flwr.app import Message
 from torch import Tensor, nn
 
 import fedsim.base.task
 from fedsim.data import Dataset, Examples
 from fedsim.federation.config import Config
+from fedsim.federation.engines.serial import InProcessGrid
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.simulation import run_federation
 from fedsim.federation.table_validation import validate_tables
+from frameworks.clock import CLOCK
 from frameworks.jobs import ACTORS, BATCH, CLASSES, JOBS, LEARNING_RATE, SCALE, Task
 
 
@@ -75,6 +78,18 @@ def run(task: Task) -> Mapping[str, Tensor]:
     from frameworks.strategy import latest_state, watch_fedavg  # not before fedsim has told Flower to be quiet
 
     watch_fedavg()
+    _watch_clients()
     with tempfile.TemporaryDirectory() as folder:
         run_federation(config, OpenRun(Path(folder) / "run"))
     return latest_state()
+
+
+def _watch_clients() -> None:
+    """Have engine serial tell the clock what clients do; those of engine ray do it in other processes."""
+    answer_message = InProcessGrid.answer_message
+
+    def answer_and_tell(self: InProcessGrid, message: Message) -> Message:
+        with CLOCK.training():
+            return answer_message(self, message)
+
+    InProcessGrid.answer_message = answer_and_tell  # type: ignore[method-assign]
