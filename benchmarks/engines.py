@@ -7,8 +7,8 @@ process; every framework in a process of its own, all of a section in turn. CPU 
 of all processes of a run, Ray's daemons and actors included; wall time is the server's; "driver" is the CPU time of the
 process that holds the server, without what fedsim's clients do there on engine serial; a bare loop trains in it. All
 are taken from the end of round 2 to the end of the last round, so imports and start-up are not in them; ratios are of
-CPU time to the section's first way. The loss at the end shows that all did the same work. fedsim's curious server records round 1 alone, except
-in ways that say "recording".
+CPU time to the section's first way. The loss at the end shows that all did the same work. fedsim's curious server
+records round 1 alone, except in ways that say "recording".
 
 pfl-research and fluke live in .venv-peers, which `make benchmark-engines` sets up.
 """

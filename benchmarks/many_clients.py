@@ -29,6 +29,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "1 client": {"clients": 1},
     "1 000 clients": {"clients": 1000},
     "10 000 clients": {"clients": 10_000},
+    "20 000 clients": {"clients": 20_000},
+    "20 000 clients, 3 rounds": {"clients": 20_000, "rounds": 3},
     "100 000 clients": {"clients": 100_000},
     "1 000 000 clients, 1 % a round, 10 rounds": {"clients": 1_000_000, "rounds": 10, "fraction": 0.01, "examples": 2},
 }
