@@ -115,6 +115,18 @@ def _commands_of_another_commit(page: Path) -> str:
     return "\n".join(blocks)
 
 
+def _unknown_words(arguments: list[str]) -> list[str]:
+    """List the options, and the sections after `--only`, of which a benchmark's source does not know."""
+    shared = (ROOT / "benchmarks" / "measuring.py").read_text(encoding="utf-8")
+    source = (ROOT / arguments[0]).read_text(encoding="utf-8") + shared
+    unknown, option = [], ""
+    for word in arguments[1:]:
+        option = word if word.startswith("--") else option
+        if (word == option or option == "--only") and f'"{word}"' not in source:
+            unknown.append(word)
+    return unknown
+
+
 @cache
 def list_commands() -> dict[str, Any]:
     """Build the commands and their options once, which takes a tenth of a second."""
@@ -141,7 +153,10 @@ def test_the_commands_of_a_page_exist_with_their_options(page: Path) -> None:
         elif program == "make":
             assert set(arguments) <= set(targets), words
         elif program == "python" and arguments[0].endswith(".py"):
-            assert (ROOT / arguments[0]).is_file() or arguments[0] in _commands_of_another_commit(page), words
+            is_here = (ROOT / arguments[0]).is_file()
+            assert is_here or arguments[0] in _commands_of_another_commit(page), words
+            if is_here and arguments[0].startswith("benchmarks/"):
+                assert not _unknown_words(arguments), words
 
 
 def test_commands_were_found_to_check() -> None:
@@ -150,6 +165,8 @@ def test_commands_were_found_to_check() -> None:
     assert told["run-an-experiment.md"] >= 6
     assert told["sme.md"] >= 10
     assert told["tgias-ro.md"] >= 10
+    assert _unknown_words(["benchmarks/engines.py", "--repeats", "2", "--only", "wide", "loop, 1 step"]) == []
+    assert _unknown_words(["benchmarks/engines.py", "--repeat", "2", "--only", "wode"]) == ["--repeat", "wode"]
     with pytest.raises(NoSuchOption):
         list_commands()["run"].make_context("run", ["quickstart.toml", "--iterations", "3"])
 
