@@ -3,8 +3,8 @@
     python benchmarks/report_size.py [--clients 100] [--data handwriting] [--keep runs/report-size] [--out FILE.json]
 
 All clients of one round are attacked by ten attacks of a few iterations each: what they find is poor, and takes as much
-room as what a long attack finds. With `--keep` the run stays, and is not made again. Needs Chromium and the packages of
-the extra `dev`; the times are medians over several openings in a fresh window.
+room as what a long attack finds. With `--keep` the run stays, and is not made again. The times of opening need Chromium
+and the packages of the extra `dev`; they are medians over several openings in a fresh window.
 """
 
 from __future__ import annotations
@@ -54,9 +54,12 @@ def build_tables(clients: int, data: str) -> dict[str, object]:
 
 def open_page(page: Path, openings: int) -> dict[str, float]:
     """Return median seconds until the page is loaded and until it is painted, and the number of its elements."""
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if browser is None:
+        print("the page is not opened: Chromium is not on the PATH")
+        return {}
     from playwright.sync_api import sync_playwright
 
-    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
     flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
     loaded, painted, elements = [], [], 0
     with sync_playwright() as driver:

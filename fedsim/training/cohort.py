@@ -36,7 +36,7 @@ _CPU = torch.device("cpu")
 TOLERANCE = 1e-4
 """Largest L2 distance to the reference's update, relative to its L2 norm."""
 _MAX_PARAMETERS = 500_000
-"""Largest network on a CPU; a little above, the loop is as fast (docs/studies/scale.md)."""
+"""Largest network on a CPU; the gain shrinks as networks grow (docs/studies/scale.md)."""
 _MIN_CLIENTS, _MAX_CLIENTS = 8, 64
 """Fewest and most clients in a group on a CPU."""
 _MAX_CLIENTS_OF_ACCELERATOR = 128
