@@ -14,6 +14,12 @@ from fedsim.base.randomness import generator, seed_globals, use_one_thread
 from fedsim.base.task import Task
 from fedsim.contract import common
 from fedsim.contract.checks import CheckedPlugin, ContractViolation, DoesNotApply, expect
+from fedsim.contract.defense_rounds import (
+    acts_in_its_rounds_alone,
+    noise_follows_no_earlier_data,
+    noise_holds_in_any_round,
+    says_in_which_rounds_it_acts,
+)
 from fedsim.contract.defense_trials import (
     BATCH_SIZE,
     EXAMPLES,
@@ -55,10 +61,7 @@ from fedsim.training.model_state import copy_state
 from fedsim.training.models.mlp import Mlp
 from fedsim.training.settings import LocalTraining
 
-_DELTA, _MANY_ROUNDS = 1e-5, 100
-_DRAWS = 8
-_LEAST_NOISE = 0.9
-"""Share of the noise of the first round that has to be left in each; the draws are the same."""
+_DELTA, _DRAWS = 1e-5, 8
 
 
 def is_a_defense(subject: CheckedPlugin) -> None:
@@ -94,28 +97,14 @@ def has_an_effect(subject: CheckedPlugin) -> None:
         return
     memory: dict[str, Tensor] = {}
     for number in range(ROUNDS):  # the first message of one with momentum may be as it was
-        for hook_case in overridden_hooks(defense, number, memory):
-            result = hook_case.apply(random_state(), generator(1))
-            if not common.are_equal(result, hook_case.apply_nothing(random_state())):
-                return
+        for seed in range(_DRAWS):  # one may act by chance
+            for hook_case in overridden_hooks(defense, number, memory):
+                result = hook_case.apply(random_state(), generator(seed))
+                if not common.are_equal(result, hook_case.apply_nothing(random_state())):
+                    return
     raise ContractViolation(
         "with these settings it changes nothing; choose defaults that defend, or refuse such settings"
     )
-
-
-def acts_in_its_rounds_alone(subject: CheckedPlugin) -> None:
-    """It changes nothing in rounds in which it says that it does not act, which adversaries rely on."""
-    defense = build_defense(subject)
-    idle = [number for number in range(1, _MANY_ROUNDS + 1) if not defense.acts_in(number)]
-    if not idle:
-        raise DoesNotApply(f"it says that it acts in each of {_MANY_ROUNDS} rounds")
-    for number in (idle[0], idle[-1]):
-        for hook_case in overridden_hooks(defense, number - 1):
-            result = hook_case.apply(random_state(), generator(1))
-            expect(
-                common.are_equal(result, hook_case.apply_nothing(random_state())),
-                f"{hook_case.hook} changes something in round {number}, in which acts_in says that it does not act",
-            )
 
 
 def ghost_clipping_matches_examples(subject: CheckedPlugin) -> None:
@@ -204,37 +193,6 @@ def guarantee_is_valid(subject: CheckedPlugin) -> None:
             "something; compose it over participation.rounds, or let of_client choose the noise by that number",
         )
     expect(defense.promise != NO_GUARANTEE, "it has a guarantee, but declares none; set 'promise'")
-
-
-def noise_holds_in_any_round(subject: CheckedPlugin) -> None:
-    """Its noise is no smaller in a late round than in an early one, if it promises something.
-
-    A guarantee is told in how many rounds a client took part, not in which: one that is sampled may have been in late
-    ones alone.
-    """
-    defense = build_defense(subject)
-    if not (overrides(defense, "guarantee") or overrides(defense, "compose_guarantees")):
-        raise DoesNotApply("it promises nothing")
-    for hook_case in overridden_hooks(defense):
-        early, late = (_measure_spread(defense, hook_case.hook, number) for number in (0, _MANY_ROUNDS - 1))
-        expect(
-            late >= _LEAST_NOISE * early,
-            f"{hook_case.hook} draws {late / early if early else 0:.2g} times the noise of round 1 in round "
-            f"{_MANY_ROUNDS}, where a client may take part for the first time, and its guarantee is told the number of "
-            "rounds alone; count the client's rounds in context.memory",
-        )
-
-
-def _measure_spread(defense: Defense, hook: str, number: int) -> float:
-    """Return how far a hook's draws spread its results of zeros, after `number` rounds without the client."""
-    results = []
-    for seed in range(_DRAWS):
-        (hook_case,) = (case for case in overridden_hooks(defense, number) if case.hook == hook)
-        result = hook_case.apply(zero_state(), generator("draws", seed))
-        results.append(torch.cat([tensor.flatten().double() for tensor in result.values()]))
-    if len({len(result) for result in results}) > 1:  # as of batches of a random size
-        return 0.0
-    return float(torch.stack(results).std(0).square().mean().sqrt())
 
 
 def _draws_anew(defense: Defense) -> bool:
@@ -408,11 +366,13 @@ CHECKS = (
     draws_from_its_generator,
     has_an_effect,
     acts_in_its_rounds_alone,
+    says_in_which_rounds_it_acts,
     ghost_clipping_matches_examples,
     sampling_is_poisson_or_none,
     keeps_state_in_memory_only,
     guarantee_is_valid,
     noise_holds_in_any_round,
+    noise_follows_no_earlier_data,
     adversary_view_is_valid,
     message_noise_is_valid,
     adversary_batch_is_valid,

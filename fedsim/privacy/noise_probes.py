@@ -23,6 +23,8 @@ _PAIRS = 100
 """Pairs of clients by which the scale of noise is measured: 1000 numbers of the smallest layer."""
 _EXCESS_VARIANCE = {"gaussian": 2.0, "laplace": 3.5, "skellam": 3.0}
 """Variance of the square of a difference of two such draws, in units of its squared mean."""
+_FARTHER = 1e3
+"""Factor of inputs that are larger than the largest, of which clipping leaves the same."""
 _TOLERANCE = 1e-3
 """Relative error of float32 up to which two results count as equal."""
 _LEAST_SHARE = 0.1
@@ -150,14 +152,17 @@ def probe_noise(audited: AuditedDefense, mechanism: Mechanism) -> list[ProbeResu
         at_end = {"zeros": _measure_variances(audited, inputs["zeros"], "zeros at the end", last)}
         distance = measure_sensitivity(audited, mechanism.noise, last)
         results.append(_compare_scale(at_end, mechanism, distance, last, in_release=f" in release {last}"))
+        results.append(_compare_histories(audited, mechanism, inputs["a large gradient"]))
     return results
 
 
-def _make_release(audited: AuditedDefense, rows: Tensor, number: int, *key: int | str) -> Tensor:
-    """Return release `number` of a new client, which has nothing to say in those before."""
+def _make_release(
+    audited: AuditedDefense, rows: Tensor, number: int, *key: int | str, history: Tensor | None = None
+) -> Tensor:
+    """Return release `number` of a new client, which has nothing to say in those before, or each time `history`."""
     client = audited.new_client(*key)
     for _ in range(number - 1):
-        audited.release(torch.zeros(1, SIZE), client)
+        audited.release(torch.zeros(1, SIZE) if history is None else history, client)
     return audited.release(rows, client)
 
 
@@ -170,11 +175,14 @@ def _reference_inputs(audited: AuditedDefense) -> dict[str, Tensor]:
     return inputs
 
 
-def _measure_variances(audited: AuditedDefense, rows: Tensor, name: str, release: int = 1) -> dict[str, NoiseVariance]:
+def _measure_variances(
+    audited: AuditedDefense, rows: Tensor, name: str, release: int = 1, history: Tensor | None = None
+) -> dict[str, NoiseVariance]:
     """Return by layer the variance of noise over pairs of clients."""
     differences = []
     for pair in range(_PAIRS):
-        first, second = (_make_release(audited, rows, release, name, pair, side) for side in (0, 1))
+        sides = (0, 1)
+        first, second = (_make_release(audited, rows, release, name, pair, side, history=history) for side in sides)
         differences.append(first - second)
     squares = torch.stack(differences).square().mean(0) / 2
     variances = {}
@@ -248,9 +256,31 @@ _SMALL = (
 )
 
 
-def _compare_inputs(variances: _Variances, mechanism: Mechanism) -> ProbeResult:
+def _compare_histories(audited: AuditedDefense, mechanism: Mechanism, rows: Tensor) -> ProbeResult:
+    """Compare the noise of the second release after data of which the first one says the same.
+
+    Messages may decide how the next ones are clipped and noised, and data may not, which a defense remembers.
+
+    Args:
+        rows: so large that any clipping leaves the same of them and of larger ones.
+    """
+    question = "noise does not depend on earlier data of which the messages say nothing"
+    histories = {"zeros after a large gradient": rows, "zeros after a larger one": _FARTHER * rows}
+    first, second = (_make_release(audited, history, 1, "histories") for history in histories.values())
+    if not torch.allclose(first, second, rtol=0.0, atol=_TOLERANCE * max(float(first.abs().max()), 1e-12)):
+        return ProbeResult(question=question, unknown="messages tell large inputs from larger ones")
+    variances = {}
+    for name, history in histories.items():
+        variances[name] = _measure_variances(audited, torch.zeros(1, SIZE), "after", 2, history)
+    return _compare_inputs(variances, mechanism, question)
+
+
+def _compare_inputs(
+    variances: _Variances,
+    mechanism: Mechanism,
+    question: str = "noise does not depend on the data or on the size of a batch",
+) -> ProbeResult:
     """Compare the noise of each layer at different inputs; it is not to depend on them."""
-    question = "noise does not depend on the data or on the size of a batch"
     names = list(variances)
     comparisons = len(LAYERS) * (len(names) - 1)
     limit = normal_limit(FALSE_ALARMS / comparisons / 2)
@@ -269,7 +299,7 @@ def _compare_inputs(variances: _Variances, mechanism: Mechanism) -> ProbeResult:
                 violation = (
                     f"the noise of {layer} is {math.exp(log_ratio / 2):.3f} times as large at {name} as at "
                     f"{names[0]}, so its size reveals the data, or their number; divide by the expected number of "
-                    "examples"
+                    "examples, and let no clip follow data"
                 )
     return ProbeResult(question=question, violation=violation, seen=f"ratio up to {math.exp(farthest / 2):.3f}")
 

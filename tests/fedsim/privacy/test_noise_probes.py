@@ -53,6 +53,30 @@ class LessNoiseLater(LocalNoise):
         return 1 / context.round
 
 
+class NoiseByPastNorm(LocalNoise):
+    """It clips to the norm of the update before, and adds noise in proportion."""
+
+    def on_update(self, update: State, context: LocalContext) -> State:
+        norm = torch.stack([tensor.norm() for tensor in update.values()]).norm()
+        clip = context.memory.get("norm", torch.tensor(CLIP))
+        context.memory["norm"] = norm.clamp(min=1e-3)
+        factor = clip / torch.maximum(norm, clip)
+        noise = self.draw(update, context)
+        scale = self.noise_multiplier * clip
+        return {name: tensor * factor + scale * noise[name] for name, tensor in update.items()}
+
+
+class RestIsSentLater(LocalNoise):
+    """What clipping cuts off is added to the next update, before that is clipped, too."""
+
+    def on_update(self, update: State, context: LocalContext) -> State:
+        total = {name: tensor + context.memory.get(name, torch.tensor(0.0)) for name, tensor in update.items()}
+        factor = self.clip_factor(total)
+        for name, tensor in total.items():
+            context.memory[name] = tensor * (1 - factor)
+        return super().on_update(total, context)
+
+
 class NoiseByNorm(LocalNoise):
     """It adds no noise to an update of zeros."""
 
@@ -146,6 +170,7 @@ def find_violations_in_noise(defense: LocalNoise) -> list[str]:
         (OneStreamForLayers, "the noise of first.weight and last.weight has a correlation of 1.000"),
         (OneDrawForRows, "the noise of neighbouring numbers of"),
         (RoundsLeftOut, "more releases than are accounted for"),
+        (NoiseByPastNorm, "1000.000 times as large at zeros after a larger one"),
     ],
 )
 def test_what_is_wrong_in_one_layer_number_or_round_alone_is_found(cls: type[LocalNoise], words: str) -> None:
@@ -158,7 +183,9 @@ def test_a_sampling_that_is_claimed_and_not_done_is_found() -> None:
     assert any("an observer of its updates sees that" in violation for violation in violations), violations
 
 
-@pytest.mark.parametrize("cls", [pytest.param(LocalNoise, marks=pytest.mark.thorough), OneReleaseForAll])
+@pytest.mark.parametrize(
+    "cls", [pytest.param(LocalNoise, marks=pytest.mark.thorough), OneReleaseForAll, RestIsSentLater]
+)
 def test_sound_noise_passes_however_its_releases_are_declared(cls: type[LocalNoise]) -> None:
     assert find_violations_in_claims(cls()) == find_violations_in_noise(cls()) == []
 
