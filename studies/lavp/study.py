@@ -115,11 +115,11 @@ def trained_network(data: str, model: str) -> nn.Module:
     return network.eval()
 
 
-def study_images(data: str, model: str) -> list[int]:
-    """Return places in the test set, the same for all networks."""
+def study_images(data: str, model: str, number: int | None = None) -> list[int]:
+    """Return places in the test set, the same for all networks; `number` of them in place of the study's."""
     count = len(experiment_of(data, model).dataset.test)
     order = torch.randperm(count, generator=generator(SEED, "lavp images"))[:DRAWN].tolist()
-    return order[: 50 if (data, model) == ("cifar100", "lenet") else IMAGES[data]]
+    return order[: number or (50 if (data, model) == ("cifar100", "lenet") else IMAGES[data])]
 
 
 def example(data: str, model: str, image: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -167,7 +167,7 @@ PAPER_NAMES = {
 ENERGY = "distance from the mean, no gradient"
 """What expected-error says where the gradient tells nothing: the mean square of the inputs."""
 TITLES = PAPER_NAMES | {"image.own-mean": "distance from its own mean colour, no gradient"}
-HIDDEN = "image.data-mean"
+HIDDEN = ("image.data-mean", "image.mean-image")
 """The distance from the mean again, in pixels."""
 POOLED = "; pooled"
 FEWEST, RESAMPLED = 20, 1000
@@ -232,7 +232,7 @@ def correlation_rows(
     from studies.lavp.controls import format_pooled
 
     found: dict[str, dict[str, dict[str, str]]] = {}
-    for measure in dict.fromkeys(name for of, _, name in measured if of == data and name != HIDDEN):
+    for measure in dict.fromkeys(name for of, _, name in measured if of == data and name not in HIDDEN):
         sampled = []
         for model in EPOCHS[data]:
             both = measured.get((data, model, measure), {}).keys() & quality[data, model, distance, "mse"]
