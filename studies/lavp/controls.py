@@ -53,14 +53,23 @@ def format_pooled(pairs: Sequence[tuple[ByImage, ByImage]]) -> str:
 
 def format_partial(triples: Sequence[tuple[ByImage, ByImage, Sequence[ByImage]]]) -> str:
     """Format Spearman's within each network with controls held, averaged, and the interval by drawing images anew."""
-    images = sorted(set.intersection(*(set(first) & set(second) for first, second, _ in triples)))
+    return format_drawn(draw_partial(triples))
+
+
+def draw_partial(triples: Sequence[tuple[ByImage, ByImage, Sequence[ByImage]]]) -> Numbers:
+    """Return Spearman's within each network with controls held, averaged, then that of images drawn anew.
+
+    The images are those that have all values in all networks.
+    """
+    of_all = [values for first, second, controls in triples for values in (first, second, *controls)]
+    images = sorted(set.intersection(*map(set, of_all)))
     drawn = draw_places(len(images), RESAMPLED, SEED)
     of_networks = []
     for first, second, controls in triples:
         columns = [np.array([values[image] for image in images])[drawn] for values in (first, second, *controls)]
         ranks = [rankdata(column, axis=1) for column in columns]
         of_networks.append(correlate_held(ranks[0], ranks[1], ranks[2:]))
-    return format_drawn(np.mean(of_networks, 0))
+    return np.asarray(np.mean(of_networks, 0))
 
 
 def correlate_held(first: Numbers, second: Numbers, controls: Sequence[Numbers]) -> Numbers:

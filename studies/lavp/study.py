@@ -201,7 +201,8 @@ def measures() -> Mapping[tuple[str, str, str], ByImage]:
 def figures() -> dict[str, Any]:
     """Return our figures in the place of the paper's Tables 1 to 4."""
     from studies.lavp.controls import colour_table, partial_table
-    from studies.lavp_local.study import local_table
+    from studies.lavp_local.study import difference_table, local_table
+    from studies.lavp_prior.correlations import prior_tables
 
     quality, measured, kept = qualities(), measures(), []
     for data, distance in product(DATA, DISTANCES):
@@ -216,8 +217,10 @@ def figures() -> dict[str, Any]:
     command = "export FEDSIM_DATA=DIR OMP_NUM_THREADS=1 # after the above; ten minutes of one core\n"
     details = [
         kept_details("local", f"{command}python -m studies lavp_local", *local_table(measured)),
+        kept_details("local-difference", "", *difference_table(measured)),
         kept_details("colour", "", *colour_table(quality, measured)),
         kept_details("partial", "", *partial_table(quality, measured)),
+        *(kept_details(name, command, *table) for name, command, table in prior_tables(measured)),
     ]
     return {"paper": "lavp", "kept": kept, "details": details}
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedsim.base.randomness import generator
+from studies.lavp.controls import draw_partial
 from studies.lavp.study import (
     DISTANCES,
     SEED,
@@ -21,10 +22,16 @@ from studies.lavp.study import (
     trained_network,
 )  # fmt: skip
 from studies.running import STUDIES, Row, read_rows
+from studies.writing import format_drawn
 
 OF = ("cifar10", "lenet")
 STARTS, STEPS, AWAY, SHOWN = 5, 200, 0.1, 3
+"""Starts, steps of each, how far a start is in standard deviations of the data, and images in the table."""
 STEEPEST = {"l2": "lavp-10.max", "cosine": "lavp-10.ang_max"}
+COMPARED = {
+    "l2": ("lavp-10.min", "gradient-norm.norm", "lavp-10.max"),
+    "cosine": ("lavp-10.ang_min", "gradient-norm.norm", "lavp-10.ang_max", "lavp-10.min"),
+}
 MEASURES = (
     "gradient-norm.norm", "lavp-10.max", "lavp-10.min", "lavp-10.ang_max", "lavp-10.ang_min",
     "expected-error-l2.error", "expected-error-l2.share", "expected-error-cosine.error", "expected-error-cosine.share",
@@ -42,7 +49,8 @@ def measure(data: str, model: str, image: int, distance: str) -> list[Row]:
     """Return a row for each start: the matching loss before and after plain gradient descent.
 
     The loss is half the squared L2 distance, or one minus the cosine, as the measures take it. The learning rate is
-    one for all images: half of what the steepest measured image allows.
+    one for all images: half of what the steepest measured image allows. Inputs are standardised, so that a start is
+    0.1 standard deviations of the data from the truth in each pixel.
     """
     rate = 0.5 / max(measures()[*OF, STEEPEST[distance]].values())
     _, truth, labels = example(data, model, image)
@@ -60,11 +68,10 @@ def measure(data: str, model: str, image: int, distance: str) -> list[Row]:
     def matching_loss(inputs: Tensor) -> Tensor:
         return DISTANCES[distance](gradient(inputs), target) / (1 if distance == "cosine" else 2)
 
-    std = torch.tensor(experiment.data.moments()[1]).reshape(1, -1, 1, 1)
     rows = []
     for start in range(STARTS):
         rng = generator(SEED, "lavp local", image, start)
-        inputs = (truth + AWAY * torch.randn(truth.shape, generator=rng).sign() / std).requires_grad_()
+        inputs = (truth + AWAY * torch.randn(truth.shape, generator=rng).sign()).requires_grad_()
         first = matching_loss(inputs).item()
         for _ in range(STEPS):
             (change,) = torch.autograd.grad(matching_loss(inputs), inputs)
@@ -75,9 +82,7 @@ def measure(data: str, model: str, image: int, distance: str) -> list[Row]:
 
 def local_table(measured: Mapping[tuple[str, str, str], ByImage]) -> tuple[list[str], list[list[str]]]:
     """Return head and lines: correlations with the mean final loss, and the first images as the paper shows them."""
-    finals: dict[str, dict[str, list[float]]] = {distance: {} for distance in DISTANCES}
-    for row in read_rows(STUDIES / "lavp_local" / "results.csv"):
-        finals[row["distance"]].setdefault(row["image"], []).append(float(row["last"]))
+    finals = read_finals()
     images = list(finals["l2"])
     lines = []
     for name in MEASURES:
@@ -92,3 +97,23 @@ def local_table(measured: Mapping[tuple[str, str, str], ByImage]) -> tuple[list[
         lines.append([f"final loss, {distance}", "", "", *firsts])
     head = ["", *(f"with the final loss, {distance}" for distance in DISTANCES)]
     return [*head, *(f"image {place + 1}" for place in range(SHOWN))], lines
+
+
+def difference_table(measured: Mapping[tuple[str, str, str], ByImage]) -> tuple[list[str], list[list[str]]]:
+    """Return by how much the minimum of a distance correlates more with its final loss than other measures do."""
+    lines = []
+    for distance, by_image in read_finals().items():
+        means = {image: float(np.mean(last)) for image, last in by_image.items()}
+        first, *others = COMPARED[distance]
+        of_first, *of_others = (draw_partial([(measured[*OF, name], means, ())]) for name in (first, *others))
+        for other, drawn in zip(others, of_others, strict=True):
+            lines.append([distance, f"`{first}`", f"`{other}`", format_drawn(of_first - drawn)])
+    return ["final loss", "correlation of", "above that of", "by"], lines
+
+
+def read_finals() -> dict[str, dict[str, list[float]]]:
+    """Return by distance and image the final losses of all starts."""
+    finals: dict[str, dict[str, list[float]]] = {distance: {} for distance in DISTANCES}
+    for row in read_rows(STUDIES / "lavp_local" / "results.csv"):
+        finals[row["distance"]].setdefault(row["image"], []).append(float(row["last"]))
+    return finals

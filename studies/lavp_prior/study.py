@@ -38,6 +38,7 @@ def measure(start: int, distance: str, half: int, weight: float) -> list[Row]:
 def attack_images(images: list[int], start: int, distance: str, weight: float) -> list[dict[str, float]]:
     """Return for each image the scores of a start, the first of which is that of the study `lavp`, too."""
     network, experiment = trained_network(*OF), experiment_of(*OF)
+    assert isinstance(network, nn.Sequential)
     true, inputs, labels = (torch.cat(parts) for parts in zip(*(example(*OF, i) for i in images), strict=True))
     rngs = [generator(SEED, "lavp attack", image) for image in images]
     for _ in range(start):
@@ -97,7 +98,7 @@ def example_gradients(network: nn.Sequential, inputs: Tensor, labels: Tensor) ->
     gradients: Gradients = []
     for (layer, given), slope in zip(layers, slopes, strict=True):
         if isinstance(layer, nn.Conv2d):
-            patches = functional.unfold(given, layer.kernel_size)  # type: ignore[arg-type]
+            patches = functional.unfold(given, layer.kernel_size)
             gradients.append((slope.flatten(2) @ patches.transpose(1, 2), slope.sum((2, 3))))
         else:
             gradients.append((given, slope))
