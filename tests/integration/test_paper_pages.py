@@ -81,8 +81,7 @@ def test_correlations_of_new_rows_appear_in_their_table_and_on_the_page(
     quality = {("cifar100", "vgg9", distance, score): values for distance in lavp.DISTANCES for score in lavp.SCORES}
     monkeypatch.setattr(lavp, "qualities", lambda: defaultdict(dict, quality))
     monkeypatch.setattr(lavp, "measures", lambda: {("cifar100", "vgg9", "gradient-norm.norm"): values})
-    local = import_module("studies.lavp_local.study")
-    monkeypatch.setattr(local, "local_table", lambda _: (["image"], [["1"]]))
+    monkeypatch.setattr(lavp, "own_tables", lambda *_: [])
     kept = [KeptResult(**result, date=date(2026, 11, 25)) for result in lavp.figures()["kept"]]
     assert [(result.table, result.name) for result in kept] == [
         (f"table1-cifar100-{distance}", "vgg9") for distance in lavp.DISTANCES
