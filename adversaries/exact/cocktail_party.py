@@ -6,17 +6,22 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
+from torch import Tensor
 
 from adversaries.exact.attack import build_finding
 from adversaries.exact.components import separate_components
-from adversaries.exact.layer import read_first_layer
+from adversaries.exact.layer import FirstLayer, read_first_layer
 from adversaries.exact.mixture import InputMixture
-from adversaries.exact.refinement import refine_inputs
 from fedsim.base.constraints import PositiveInt
 from fedsim.base.errors import AttackError
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Attack, Paper, Progress, Target
 from fedsim.interfaces.findings import Finding
+
+_SURE_SHARE = 0.8
+"""Share of the units that an estimate leaves silent which count as silent; the rest nearly fire."""
+_ROUNDS, _LEAST_GAIN = 30, 0.99
+_RIDGE = 1e-8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,3 +67,51 @@ class CocktailParty(Attack):
         progress(1, 1, {"objective": 0.0})
         inputs = mixture.unmix_inputs(mixture.scale_columns(columns))
         return build_finding(layer, refine_inputs(layer, inputs) if self.refine else inputs)
+
+
+def refine_inputs(layer: FirstLayer, inputs: Tensor) -> Tensor:
+    """Refine estimates of the inputs by least squares, fitting gradients and inputs in turn.
+
+    The update of the layer is D^T X, and D is zero where an example leaves a unit silent, which the
+    estimates tell. So D is fitted to X, then X to D, and so on, until the unexplained part of the
+    update no longer falls. All numbers of the update take part, so noise on it is averaged out.
+
+    Args:
+        inputs: `example input`, as is what is returned.
+    """
+    target = torch.cat([layer.weight, layer.bias[:, None]], 1)
+    best, least = inputs, torch.inf
+    for _ in range(_ROUNDS):
+        # Fit the gradients.
+        inputs = layer.clamp_inputs(inputs)
+        extended = torch.cat([inputs, inputs.new_ones((len(inputs), 1))], 1)
+        gradients = _fit_gradients(target, extended, _may_fire(layer, inputs))
+        unexplained = float((target - gradients @ extended).norm())
+        if unexplained > _LEAST_GAIN * least:
+            break
+        best, least = inputs, unexplained
+        # Fit the inputs.
+        gram = gradients.T @ gradients
+        inputs = torch.linalg.solve(gram + _ridge(gram), gradients.T @ layer.weight)
+    return best
+
+
+def _may_fire(layer: FirstLayer, inputs: Tensor) -> Tensor:
+    """Return `unit example`, 0 if the example surely leaves the unit silent, else 1."""
+    silence = layer.silence(inputs)
+    silent_values = silence.where(silence > 0, torch.nan)
+    least = silent_values.nanquantile(1 - _SURE_SHARE, dim=1, keepdim=True)
+    return (~(silence >= least)).T.double()
+
+
+def _fit_gradients(target: Tensor, inputs: Tensor, may_fire: Tensor) -> Tensor:
+    """Fit `unit example`, the gradients of each unit, which are 0 unless the unit may fire."""
+    gram = inputs @ inputs.T
+    masked = may_fire[:, :, None] * (gram + _ridge(gram)) * may_fire[:, None, :]
+    systems = masked + torch.diag_embed(1 - may_fire)
+    gradients: Tensor = torch.linalg.solve(systems, may_fire * (target @ inputs.T))
+    return gradients * may_fire
+
+
+def _ridge(gram: Tensor) -> Tensor:
+    return _RIDGE * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from adversaries.exact.estimated_columns import add_estimated_columns
 from adversaries.exact.halfspaces import add_halfspace_columns
 from adversaries.exact.layer import FirstLayer, read_first_layer
 from adversaries.exact.mixture import InputMixture
+from adversaries.exact.spear_ica import add_estimated_columns
 from fedsim.base.errors import AttackError
 from fedsim.base.randomness import generator, seed_globals
 from fedsim.data import Examples

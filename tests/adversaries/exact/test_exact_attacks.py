@@ -16,10 +16,9 @@ from torch.nn.functional import cross_entropy
 
 from adversaries.exact.analytic import Analytic
 from adversaries.exact.cocktail_party import CocktailParty
-from adversaries.exact.consistency import find_sum_column, repair_columns
+from adversaries.exact.consistency import find_sum_column, repair_columns, shared_ratios
 from adversaries.exact.layer import FirstLayer, read_first_layer
 from adversaries.exact.mixture import InputMixture
-from adversaries.exact.ratios import shared_ratios
 from adversaries.exact.spear import Spear
 from adversaries.exact.spear_ica import SpearIca
 from adversaries.exact.spear_ica_rounds import SpearIcaRounds

@@ -11,10 +11,9 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from adversaries.exact.client_links import UnitHistory, group_by_client
 from adversaries.exact.layer import read_first_layer
 from adversaries.exact.lone_examples import LayerChange, find_lone_examples
-from adversaries.exact.sratta import Sratta
+from adversaries.exact.sratta import Sratta, UnitHistory, group_by_client
 from adversaries.exact.unit_supports import find_supports
 from fedsim.base.errors import AttackError
 from fedsim.base.randomness import generator, seed_globals
