@@ -29,11 +29,7 @@ _LOCK_FILE = ".of-a-process-that-lives"
 
 
 def cache_folder() -> Path:
-    """Return the folder for parsed data sets, trained states and descriptions of plug-ins.
-
-    Raises:
-        DataError: nothing names a folder, and the user has no home.
-    """
+    """Return the folder for parsed data sets, trained states and descriptions of plug-ins."""
     try:
         if configured := os.environ.get("FEDSIM_CACHE"):
             return Path(configured).expanduser()

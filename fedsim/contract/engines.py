@@ -112,11 +112,7 @@ def _engine_of(subject: CheckedPlugin) -> dict[str, Any]:
 
 
 def _run(subject: CheckedPlugin, engine: Any, folder: str, **tables: Any) -> OpenRun:
-    """Federate the tiny experiment on an engine.
-
-    Raises:
-        NotChecked: the engine lacks a program or a package.
-    """
+    """Federate the tiny experiment on an engine."""
     federation = {**_FEDERATION, "engine": engine}
     config = validate_tables(Config, {**_TABLES, **tables, "federation": federation}, "contract")
     run = OpenRun(subject.folder / folder)

@@ -86,11 +86,7 @@ CHECKS = (
 
 
 def _accepted_batches(subject: CheckedPlugin) -> Iterator[tuple[Task, nn.Module, Tensor, Tensor]]:
-    """Yield task, model, inputs and labels of those tiny batches that the measure accepts.
-
-    Raises:
-        NotChecked: it accepts neither that of a classification nor that of a regression.
-    """
+    """Yield task, model, inputs and labels of those tiny batches that the measure accepts."""
     refusals, accepted_count = [], 0
     for task in _TASKS:
         with seed_globals("contract", "model"):

@@ -127,11 +127,7 @@ def _read_arrays(path: Path) -> dict[str, Tensor]:
 
 
 def _round_inputs(path: Path, name: str, values: NDArray[Any]) -> NDArray[np.float32]:
-    """Return inputs in float32.
-
-    Raises:
-        DataError: rounding takes more than a thousandth of the spread of a channel or feature.
-    """
+    """Return inputs in float32."""
     rounded = np.ascontiguousarray(values, np.float32)
     is_rounded = values.dtype.itemsize > 4 or (values.dtype.itemsize == 4 and values.dtype.kind in "iu")
     for channel in range(values.shape[1]) if is_rounded else ():
@@ -150,10 +146,6 @@ def _make_labels(path: Path, arrays: Mapping[str, Tensor]) -> tuple[dict[str, Te
     """Return the labels by name, and the fields of `Dataset` that follow from them.
 
     Targets of a regression are standardised by the training ones, each number by itself.
-
-    Raises:
-        DataError: the rows of both parts differ in length or kind, whether their numbers are labels is not clear, or
-            there is one number alone to predict.
     """
     labels = {name: array for name, array in arrays.items() if name.startswith("y")}
     train = labels.get("y_train", labels.get("y"))

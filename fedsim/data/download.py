@@ -88,10 +88,6 @@ def download(name: str, folder: Path) -> None:
 
     With `mnist` come QMNIST's label files, which tell who wrote each digit. Existing files are left
     as they are; new ones are checked against their official MD5 sums.
-
-    Raises:
-        DataError: there is no network, a file is not the official one, the folder cannot be
-            written, or the data may not be redistributed; says what to get from where.
     """
     official = _SOURCES.get(name)
     if official is None:

@@ -27,11 +27,7 @@ def require_data_folder(folder: Path | None, name: str) -> Path:
 
 
 def require_folder_of(path: str | Path, folder: Path | None, name: str) -> Path:
-    """Return the data folder, within which the relative setting `data.path` is.
-
-    Raises:
-        DataError: the user gave none, or it does not exist.
-    """
+    """Return the data folder, within which the relative setting `data.path` is."""
     if folder is None:  # and not that of the experiment file, as the user may have meant
         raise DataError(
             f"data: '{name}' needs a data folder for the relative data.path '{path}'; write the whole path, give "
@@ -89,9 +85,6 @@ def verify_checksum(path: Path, folder: Path, md5: str | None = None) -> Path:
 
     A file without either passes. One that differs from the official file on purpose, such as a
     subset, passes once SUMS_FILE lists it.
-
-    Raises:
-        DataError: the checksum is different, or one of the two files cannot be read.
     """
     listed = _listed_sum(path, folder)
     kind, expected = ("sha256", listed) if listed else ("md5", md5)

@@ -206,11 +206,7 @@ class Csv(CheckedSettings):
                 raise ConfigError(f"drop: expected columns that are not in use, got '{name}', the target or the group")
 
     def load(self, folder: Path | None) -> Dataset:
-        """Read the file `path`.
-
-        Raises:
-            DataError: the file is missing or is no clean table; says the column and the line.
-        """
+        """Read the file `path`."""
         if not self.path or not self.target:
             raise DataError(f"data: 'csv' needs {'a target' if self.path else 'a path'}; set data.path and data.target")
         home, path = find_named_file(self.path, folder, "csv")

@@ -130,11 +130,7 @@ def unify_numbers(column: pd.Series) -> pd.Series:
 
 
 def parse_numbers(path: Path, column: pd.Series) -> NDArray[np.float64]:
-    """Parse the numbers of a column.
-
-    Raises:
-        DataError: a cell is no number, or too large for float32.
-    """
+    """Parse the numbers of a column."""
     codes, cells = pd.factorize(column)  # parse each different cell once
     values = _to_floats(cells)
     is_wrong = ~(np.abs(values) <= np.finfo(np.float32).max)

@@ -193,11 +193,7 @@ class ClientGrid(InProcessGrid):
         return call
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the ids of all nodes.
-
-        Raises:
-            RunError: the server asks again and again: it waits for more clients than there are.
-        """
+        """Return the ids of all nodes."""
         nodes = list(super().get_node_ids())
         if threading.current_thread() is threading.main_thread():  # Flower's legacy server also asks in another
             self._num_looks += 1
@@ -267,11 +263,7 @@ class ClientGrid(InProcessGrid):
                 log.info("privacy: %s", sentence)
 
     def report(self) -> None:
-        """Warn of clients that failed.
-
-        Raises:
-            RunError: nothing was asked, nobody answered, nothing was defended, or arrays were not.
-        """
+        """Warn of clients that failed."""
         self._check_arrays_are_defended()  # again, because an app may catch errors of its messages
         total = sum(self._answered.values())
         if not total:

@@ -73,11 +73,7 @@ def draw_candidates(
 def draw_foreign_candidates(
     held: Examples, other_examples: Examples, clients: Sequence[int], others: str, most: int
 ) -> CandidateRecords:
-    """Draw likewise where there is no experiment: members from `held`, non-members from `other_examples`.
-
-    Raises:
-        DataError: there is not one such pair.
-    """
+    """Draw likewise where there is no experiment: members from `held`, non-members from `other_examples`."""
     indices = np.arange(len(held)), np.arange(len(other_examples))
     rng = numpy_generator(0, "candidates", others, *clients)
     pairs = _PairedRecords.pair(held, indices[0], other_examples, indices[1], rng)
@@ -90,11 +86,7 @@ def draw_foreign_candidates(
 
 
 def draw_known_candidates(data: FederatedData, clients: Sequence[int], others: str, count: int) -> CandidateRecords:
-    """Draw `count` records, an even number, like those of `draw_candidates` and disjoint from them.
-
-    Raises:
-        DataError: there are not so many, or none would remain as candidates.
-    """
+    """Draw `count` records, an even number, like those of `draw_candidates` and disjoint from them."""
     pairs = _PairedRecords.draw(data, clients, others)
     # Shuffled like the candidates, known records would reveal which of these are members.
     pairs = replace(pairs, rng=numpy_generator(data.seed, "known-candidates", others, *clients))

@@ -137,11 +137,7 @@ def check_central_privacy(experiment: Experiment, strategy: Any, settings: Mappi
 
 
 def check_server_canaries(config: Config) -> None:
-    """Check that models tell what canaries moved, where these are clients of a server that promises something.
-
-    Raises:
-        ConfigError: the clip follows the canaries, or fewer than two models are recorded.
-    """
+    """Check that models tell what canaries moved, where these are clients of a server that promises something."""
     if config.central_privacy is not None and config.central_privacy.quantile is not None:
         raise ConfigError(
             "canaries: the server clips all of them, so that a clip that adapts would follow them; leave "

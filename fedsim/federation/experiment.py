@@ -342,9 +342,6 @@ class Experiment:
         """Return the settings of local training, before the server adds its own.
 
         Where clients send gradients, the server's step size is included.
-
-        Raises:
-            ConfigError: the settings do not go together.
         """
         table = self.config.training
         settings = table.model_dump(exclude_none=True)

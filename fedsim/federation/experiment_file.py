@@ -147,12 +147,7 @@ def parse_override(override: str) -> tuple[str, Any]:
 
 
 def set_value(tables: dict[str, Any], key: str, value: Any, where: str) -> None:
-    """Set `a.b.c` to `value`; in a list of plug-in tables the next word picks one by label or name.
-
-    Raises:
-        ConfigError: a value stands where the path needs a table, or no single table of a list has
-            the label or name.
-    """
+    """Set `a.b.c` to `value`; in a list of plug-in tables the next word picks one by label or name."""
     *parents, last = (word.strip() for word in key.split("."))
     table: Any = tables
     for word in parents:

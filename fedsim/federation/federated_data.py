@@ -127,11 +127,7 @@ class FederatedData:
             )
 
     def indices(self, client: int) -> tuple[Indices, Indices]:
-        """Return what `client` trains on and what it holds out, as sorted training-set indices.
-
-        Raises:
-            DataError: there is no such client.
-        """
+        """Return what `client` trains on and what it holds out, as sorted training-set indices."""
         if not 0 <= client < self.clients:
             raise DataError(f"there is no client {client}, expected one from 0 to {self.clients - 1}")
         if self.counts[client] == len(self._shares[client]):

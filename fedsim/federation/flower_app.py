@@ -39,11 +39,7 @@ class FlowerApp:
     config: RunConfig
 
     def merge_config(self, changes: Mapping[str, Any]) -> RunConfig:
-        """Return the settings of the app with these changes, of which Flower takes known keys alone.
-
-        Raises:
-            ConfigError: a key is not in the app's pyproject.toml, or a value is of another type.
-        """
+        """Return the settings of the app with these changes, of which Flower takes known keys alone."""
         merged = dict(self.config)
         for key, value in flatten_run_config(changes).items():
             if key not in merged:
@@ -118,10 +114,6 @@ def read_app(folder: Path, *, trust: bool = False) -> FlowerApp:
     Args:
         folder: of the app; its code is the user's own, unless it is in a run folder.
         trust: let the code run even then.
-
-    Raises:
-        ConfigError: there is no such file, or it does not name both sides of an app.
-        TrustError: it is in a run folder, which somebody else may have made.
     """
     folder = folder.resolve()
     file = folder / _PROJECT_FILE

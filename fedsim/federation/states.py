@@ -92,10 +92,6 @@ def read_state(path: Path, like: State, model: str, withheld: Collection[str] = 
         like: a state of the network that is to start from it.
         withheld: names that may be in the file and are left out, as no message of the federation
             has them.
-
-    Raises:
-        ConfigError: the file is missing, damaged, not what its manifest says, not finite, or of
-            another network.
     """
     if path.exists() and not path.is_file():  # reading from a pipe would wait for ever
         raise ConfigError(f"model.start: {path} is not a file; `fedsim train` makes one")

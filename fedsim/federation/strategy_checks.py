@@ -51,10 +51,6 @@ def declared_message(cls: type, name: str, claimed: Sends | None) -> Sends:
     Args:
         cls: class of the strategy.
         claimed: `training.sends` of the experiment; None where it is left out.
-
-    Raises:
-        PluginError: the class declares another value.
-        ConfigError: the experiment contradicts the class.
     """
     declared = getattr(cls, "sends", "weights")
     if declared not in get_args(Sends):

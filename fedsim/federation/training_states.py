@@ -31,10 +31,6 @@ def make_states(config: Config, name: str, out: Path | None) -> TrainingStates:
     Args:
         name: of the experiment, for a folder in the cache.
         out: a run folder; nothing is recorded in it, and no attack is run.
-
-    Raises:
-        ConfigError: `[states]` names no state, or `out` holds something else.
-        RunError: training failed. States that were saved before stay usable.
     """
     rounds = {f"round-{number}": number for number in config.states.rounds}
     epochs = {f"epoch-{number}": number for number in config.states.epochs}

@@ -116,11 +116,7 @@ def read_updates(target: Target) -> LocalUpdates:
 
 
 def check_update(update: Update, previous: Update | None) -> Update:
-    """Return `update` if it is weights or a delta of the same model as the `previous` one's.
-
-    Raises:
-        AttackError: it is not, or holds NaN or infinite values.
-    """
+    """Return `update` if it is weights or a delta of the same model as the `previous` one's."""
     where = f"round {update.round}, client {update.client}"
     if update.gradient is not None:
         raise AttackError(

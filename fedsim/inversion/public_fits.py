@@ -109,9 +109,6 @@ def fit_patches(problem: InversionProblem, size: int, components: int, shape: tu
 
     Args:
         size: side of the patches; that of the images where these are smaller.
-
-    Raises:
-        AttackError: there are no auxiliary records, they are of another shape, or no images.
     """
     records = _check_records(problem, shape)
     _check_images(problem, shape, "a mixture of patches")

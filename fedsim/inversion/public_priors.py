@@ -35,10 +35,6 @@ def add_public_prior(
             images, and `gmm` is a term of the objective.
         weight: of the prior in the objective.
         components: principal components, or Gaussians of the mixture.
-
-    Raises:
-        AttackError: there are no auxiliary records, they are of another shape, or no images; or the recipe changes
-            examples in a way that does not agree with the prior.
     """
     if prior == "none":
         return recipe

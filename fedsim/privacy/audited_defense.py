@@ -62,12 +62,7 @@ class AuditedDefense:
     def from_defense(
         cls, defense: Defense, *, clients: int = 1, survivors: int | None = None, seed: int = 0
     ) -> AuditedDefense:
-        """Return the audit's view of a defense.
-
-        Raises:
-            ConfigError: it has no guarantee that its hooks could break, or more clients survive than
-                there are.
-        """
+        """Return the audit's view of a defense."""
         if not audited_hook(defense):
             raise ConfigError(
                 f"{type(defense).__name__} promises nothing that an audit could refute: it needs a 'guarantee', and "

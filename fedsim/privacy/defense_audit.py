@@ -74,11 +74,7 @@ class DefenseAudit:
 
 
 def plan_audit(audited: AuditedDefense, trials: int) -> list[str]:
-    """Say before an audit what it can and cannot find.
-
-    Raises:
-        ConfigError: so few trials show nothing, or the defense promises nothing here.
-    """
+    """Say before an audit what it can and cannot find."""
     if trials < MIN_TRIALS:
         raise ConfigError(
             f"--trials: {trials} trials show an epsilon of at most {largest_epsilon(trials):.3g} of unknown noise, "

@@ -96,9 +96,6 @@ def find_least_noise(make_mechanism: Callable[[float], Mechanism], epsilon: floa
         epsilon: the privacy loss, above 0.
         delta: probability bound.
 
-    Raises:
-        ConfigError: no noise is enough.
-
     >>> make = lambda noise: Mechanism(scale=noise, unit="client")
     >>> round(find_least_noise(make, 4.0, 1e-5, "epsilon"), 2)
     1.08

@@ -66,10 +66,6 @@ def read_answers(transcript: Transcript) -> dict[str, list[CohortAnswer]]:
     """Return the answers to each question, in the order of the rounds.
 
     Questions are arrays, and numbers beside them. One whose answers differ in shape is left out: it has no sums.
-
-    Raises:
-        TranscriptError: a round is damaged, an answer is NaN or infinite, or sums are weighted by N in some rounds
-            and not in others.
     """
     answers: dict[str, list[CohortAnswer]] = defaultdict(list)
     weighted: dict[bool, str] = {}

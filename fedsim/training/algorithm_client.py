@@ -129,9 +129,6 @@ def run_algorithm(
         private_names: names of the tensors that never leave it; these are cut out of what is
             sent.
         private_memory: gets them.
-
-    Raises:
-        RunError: the algorithm returns another model, or has no pass whose loss is reported.
     """
     result = algorithm.train_client(client)
     name = type(algorithm).__name__

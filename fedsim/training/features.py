@@ -98,10 +98,6 @@ def outputs_with_features(model: nn.Module, inputs: Tensor, replace: Replace) ->
         inputs: `example ...`, real numbers.
         replace: returns x' for x and a copy of the inputs, by which x can be differentiated. The gradients that it
             leaves in the parameters of `model` are dropped.
-
-    Raises:
-        RunError: the inputs are token ids, or the last linear layer is not used exactly once, after
-            all other linear layers, on features `example feature`.
     """
     named_layer = find_last_linear(model)
     assert named_layer is not None

@@ -12,13 +12,7 @@ from fedsim.interfaces.algorithm import ClientAlgorithm
 
 
 def find_private_names(algorithm: ClientAlgorithm, network: nn.Module, name: str) -> frozenset[str]:
-    """Return the names of the tensors of `network` that never leave a client.
-
-    Raises:
-        ConfigError: a tensor is in two parts or in none, all of the model or none of it is private,
-            or a tensor of a private part is one of a shared part under another name.
-        PluginError: the algorithm declares a part that it does not name.
-    """
+    """Return the names of the tensors of `network` that never leave a client."""
     parts = algorithm.divide_model(network)
     if unknown := sorted(algorithm.private_parts - set(parts)):
         raise PluginError(

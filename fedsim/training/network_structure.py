@@ -26,9 +26,6 @@ def keep_structure(model: nn.Module, defenses: Sequence[Defense]) -> Iterator[No
     Args:
         model: network that a client trains in the block.
         defenses: of the client. Without one that acts inside local training, nothing is compared.
-
-    Raises:
-        PluginError: the structure was changed, and the block raised nothing.
     """
     inside = [defense for defense in defenses if any(overrides(defense, hook) for hook in TRAINING_HOOKS)]
     if not inside:

@@ -33,12 +33,7 @@ class AdultByAge:
     examples: int | None = None
 
     def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> list[Indices]:
-        """Assign people with a PhD by age to clients 0 to 2, and all others to the rest.
-
-        Raises:
-            ConfigError: there are fewer than 4 clients, or `examples` is too small or too large.
-            DataError: the data set has no columns `education` and `age`, or no category for a PhD.
-        """
+        """Assign people with a PhD by age to clients 0 to 2, and all others to the rest."""
         if clients < 4:
             raise ConfigError(f"federation.clients: adult-by-age needs at least 4, got {clients}")
         education, age = dataset.column("education"), dataset.column("age")
@@ -86,11 +81,7 @@ class AttFacesByPerson(CheckedSettings):
     overlapping: ClassVar[bool] = True
 
     def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> list[Indices]:
-        """Assign people and images to clients, which may overlap. A person is a class.
-
-        Raises:
-            ConfigError: there are fewer people, or images of one of them, than a client is to have.
-        """
+        """Assign people and images to clients, which may overlap. A person is a class."""
         labels = class_labels(dataset, "att-faces-by-person")
         images = [np.flatnonzero(labels == person).astype(np.int64) for person in np.unique(labels)]
         if self.own > len(images):

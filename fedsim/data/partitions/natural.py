@@ -26,11 +26,7 @@ class Natural(CheckedSettings):
     min_examples: PositiveInt = 1
 
     def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> list[Indices]:
-        """Assign one natural group to each client.
-
-        Raises:
-            ConfigError: the groups are unknown, or there are fewer than clients.
-        """
+        """Assign one natural group to each client."""
         groups = self.group_members(dataset)
         if clients > len(groups):
             condition, remedy = "", "lower federation.clients"
@@ -46,11 +42,7 @@ class Natural(CheckedSettings):
         return [groups[group] for group in rng.choice(len(groups), clients, replace=False)]
 
     def group_members(self, dataset: Dataset) -> list[Indices]:
-        """Return the examples of each group that is large enough, in the order of the groups.
-
-        Raises:
-            ConfigError: the groups are unknown.
-        """
+        """Return the examples of each group that is large enough, in the order of the groups."""
         if dataset.train.groups is None:
             raise ConfigError(f"partition: {_explain_missing_groups(dataset.name)}")
         groups = dataset.train.groups.numpy()

@@ -57,12 +57,7 @@ class Dirichlet(CheckedSettings):
     min_examples: NonNegativeInt = 2
 
     def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> list[Indices]:
-        """Draw the proportions of each class until every client has enough examples.
-
-        Raises:
-            ConfigError: 100 draws left some client with too few, because alpha is too small for so
-                many clients; or there are no classes.
-        """
+        """Draw the proportions of each class until every client has enough examples."""
         labels = class_labels(dataset, "dirichlet")
         for _ in range(100):
             shares: list[list[Indices]] = [[] for _ in range(clients)]
@@ -118,9 +113,6 @@ def class_labels(dataset: Dataset, partition: str) -> Indices:
 
     Args:
         partition: the partition that needs them, for errors.
-
-    Raises:
-        ConfigError: its examples have no classes.
     """
     if not dataset.num_classes:
         raise ConfigError(

@@ -100,12 +100,7 @@ def read_states(content: Mapping[str, Any]) -> dict[int, dict[str, ArrayRecord]]
 
 
 def add_state(reply: Mapping[str, Any], state: RecordDict) -> Mapping[str, Any]:
-    """Return a client's reply together with its state.
-
-    Raises:
-        ValueError: the state holds something else than records of arrays, or `reply` has a name
-            that is reserved for states.
-    """
+    """Return a client's reply together with its state."""
     if reserved := [name for name in reply if name.startswith(STATE_PREFIX)]:
         raise ValueError(f"it sent a record called '{reserved[0]}', but such names are for its state; use another")
     for key, record in state.items():

@@ -60,11 +60,7 @@ def summarise_failure(reason: str) -> str:
 
 
 def wait_for_nodes(grid: Grid, expected: int) -> list[int]:
-    """Return the ids of the nodes once `expected` or more are connected, and no more come.
-
-    Raises:
-        RunError: too few came within a minute.
-    """
+    """Return the ids of the nodes once `expected` or more are connected, and no more come."""
     deadline = time.monotonic() + _TO_CONNECT
     before: list[int] = []
     while time.monotonic() < deadline:
@@ -80,12 +76,7 @@ def wait_for_nodes(grid: Grid, expected: int) -> list[int]:
 
 
 def check_nodes(grid: Grid, nodes: Sequence[int], simulation: ConfigRecord) -> None:
-    """Ask every node whether it can take part.
-
-    Raises:
-        RunError: a node cannot, for the reason that it gives, or does not answer within five
-            minutes.
-    """
+    """Ask every node whether it can take part."""
     messages = [Message(RecordDict({"simulation": simulation}), dst_node_id=node, message_type=READY) for node in nodes]
     silent = set(nodes)
     for reply in grid.send_and_receive(messages, timeout=_TO_ANSWER):

@@ -35,11 +35,6 @@ def sign_rule(problem: InversionProblem, dummy: Tensor) -> Tensor:
     Returns:
         `example`, one label.
 
-    Raises:
-        AttackError: there is more than one example.
-        KnowledgeError: the model has no final linear layer with a bias for each class, or no
-            classes.
-
     References:
         [Zhao2020], for the bias (the paper's weights need features of one sign).
     """
@@ -73,9 +68,6 @@ def column_rule(layers: Sequence[LastLayer], num_examples: int, rng: torch.Gener
         layers: of one or more gradients of the same mini-batch.
         num_examples: b.
         rng: not used.
-
-    Raises:
-        AttackError: there are more examples than classes.
 
     References:
         [Yin2021], Sect. 3.2. Differs: takes the mean of several gradients.
@@ -133,9 +125,6 @@ def label_optimisation(
 
     Returns:
         `example`, labels in ascending order.
-
-    Raises:
-        AttackError: it diverged.
 
     References:
         [Li2023b], Eq. 16, App. B.1.

@@ -223,9 +223,6 @@ def last_bias_name(model: nn.Module, inputs: Tensor) -> str:
     """Return the name of the bias of the layer whose outputs are the model's.
 
     The layer's weights may be those of another one, as of an embedding: they change nothing of the bias's gradient.
-
-    Raises:
-        KnowledgeError: there is no such layer, or it has no bias, or one that is used elsewhere, too.
     """
     name, _ = _find_output_layer(model, inputs)
     if model.get_submodule(name).bias is None:

@@ -122,9 +122,6 @@ def logit_gradient(loss: MeanLoss, classes: int, device: torch.device | str = "c
 
     Args:
         device: of tensors that the loss may hold.
-
-    Raises:
-        KnowledgeError: it is no cross-entropy, so that no formula counts labels.
     """
     loss = prediction_loss(loss)
     if loss is cross_entropy:

@@ -84,10 +84,6 @@ def count_labels(
     Returns:
         `example`, N labels in ascending order.
 
-    Raises:
-        KnowledgeError: the model has no final linear layer with a bias for each class, or no
-            classes; or the loss is no cross-entropy.
-
     References:
         [Dimitrov2022]; [Geng2021]. Differs: counts by the bias instead of the weights. [Chen2024]
         for the model's confidence in each class, simulated over the steps. Differs: see

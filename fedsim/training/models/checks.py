@@ -19,11 +19,7 @@ from fedsim.data import Dataset
 
 
 def check_network(thing: Any, name: str) -> nn.Module:
-    """Check that a model plug-in has built a network, and return it.
-
-    Raises:
-        ConfigError: it is something else, or has lazy layers or parameters that are no real numbers.
-    """
+    """Check that a model plug-in has built a network, and return it."""
     if not isinstance(thing, nn.Module):
         raise ConfigError(f"model: '{name}' gave a {type(thing).__name__}, expected a torch.nn.Module")
     if complaint := lazy_layer_complaint(thing):
@@ -65,12 +61,7 @@ def redraw_weights(network: nn.Module) -> None:
 
 @contextmanager
 def limit_memory(name: str) -> Iterator[None]:
-    """Stop the construction of a network as soon as it is too large for the memory of this machine or container.
-
-    Raises:
-        ConfigError: its weights, their gradients, the broadcast and the reply are larger than the
-            memory.
-    """
+    """Stop the construction of a network as soon as it is too large for the memory of this machine or container."""
     memory, count = total_memory(), 0
     remedy = f"more than the {memory / 1e9:.1f} GB of memory here; make it smaller"
 
@@ -102,11 +93,6 @@ def check_model(model: Any, dataset: Dataset, sample: Tensor, name: str, *, atta
         model: a model that is not used afterwards, because its BatchNorm statistics may change.
         sample: two training examples in model units.
         attacked: whether attacks that match gradients will differentiate it twice.
-
-    Raises:
-        ConfigError: it is no network, does not accept the inputs, its outputs do not fit the
-            classes or are not finite, none of its parameters can be trained, or it cannot be
-            differentiated twice.
     """
     model = check_network(model, name)
     parameters = [p for p in model.parameters() if p.requires_grad]
