@@ -1,6 +1,6 @@
 """What a recording by recipe takes: its bytes, and the seconds until an update is back.
 
-    python benchmarks/recipe_recording.py [--repeats 20] [--out FILE.json]
+    python benchmarks/recipe_recording.py [--repeats 20] [--clients 1000] [--out FILE.json]
 
 One round of each setting is recorded with `[recording] keep = "recipe"`. Then updates of clients drawn at random are
 read, each of a client whose group was not computed just before. The time is set against that of training the group
@@ -30,18 +30,18 @@ from fedsim.training.loop import local_update
 
 DEMO = PROJECT / "examples" / "quickstart.toml"
 COMMON = [
-    'federation={engine="serial", clients=1000, rounds=1, evaluate_every=0}',
+    'federation={engine="serial", rounds=1, evaluate_every=0}',
     'recording.keep="recipe"',
     'data.name="mnist"',
     'partition={name="iid", samples_per_client=10}',
     'adversary.when="never"',
 ]
 SETTINGS = {
-    "mlp, 60 k parameters, 1000 clients, 1 step": [
+    "mlp, 60 k parameters, 1 step": [
         'model={name="mlp", hidden=[75]}',
         "training={local_epochs=1, batch_size=10, learning_rate=0.1}",
     ],
-    "sme-cnn, 1.03 M parameters, 1000 clients, 10 steps": [
+    "sme-cnn, 1.03 M parameters, 10 steps": [
         'model={name="sme-cnn", hidden=320}',
         "training={local_epochs=10, batch_size=10, learning_rate=0.004}",
     ],
@@ -93,12 +93,16 @@ def measure_setting(config: Config, folder: Path, repeats: int) -> Row:
 
 def main() -> None:
     """Measure all settings."""
-    options = make_parser(__doc__, repeats=20).parse_args()
+    parser = make_parser(__doc__, repeats=20)
+    parser.add_argument("--clients", type=int, default=1000)
+    options = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.ERROR)
     torch.set_num_threads(1)
     rows: list[Row] = []
     for name, overrides in SETTINGS.items():
-        config = validate_tables(Config, read_toml(DEMO, [*COMMON, *overrides]), name)
+        config = validate_tables(
+            Config, read_toml(DEMO, [*COMMON, f"federation.clients={options.clients}", *overrides]), name
+        )
         with tempfile.TemporaryDirectory() as folder:
             rows.append({"setting": name, **measure_setting(config, Path(folder) / "run", options.repeats)})
     publish_rows(rows, options.out)
