@@ -98,9 +98,6 @@ class WordReordering:
     """Discrete step of LAMP: chooses the best start, later the best order of words.
 
     Nothing is read back from an accelerator: the best of all candidates is selected there.
-
-    Attributes:
-        attack: whose settings are used.
     """
 
     attack: Lamp

@@ -53,9 +53,7 @@ class TinyRecording:
 
     Attributes:
         description: for error texts.
-        transcript: the rounds to attack.
         knowledge: all facts that can be granted.
-        task: learning problem of the clients.
     """
 
     description: str

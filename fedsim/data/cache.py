@@ -47,11 +47,7 @@ _FILE_ERRORS = (OSError, SafetensorError, RuntimeError)
 
 
 class _SourcesFound(Exception):
-    """Ends the loading of a data set once its files are found.
-
-    Attributes:
-        files: all source files.
-    """
+    """Ends the loading of a data set once its files are found."""
 
     def __init__(self, files: list[Path]) -> None:
         super().__init__(files)

@@ -245,15 +245,7 @@ def _split_table(
     task: str = "regression",
     categorical: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Split a table into training and test examples, and return the fields of a `Dataset`.
-
-    Args:
-        target: the column to predict.
-        group: the column with the owner of each example, or None.
-        fraction: share of the rows to test on.
-        task: `classification` or `regression`.
-        categorical: columns of numbers that are categories.
-    """
+    """Split a table into training and test examples, and return the fields of a `Dataset`."""
     check_complete(path, table)
     if len(table) < 2:
         raise DataError(f"{path}: holds {len(table)} rows, expected at least 2, one to train and one to test on")

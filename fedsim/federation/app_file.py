@@ -75,10 +75,6 @@ def read_app_defenses(path: Path, *, trust: bool) -> list[Defense]:
     Args:
         path: of `app.toml` in the run folder.
         trust: import code that it names.
-
-    Raises:
-        ConfigError: the file is damaged.
-        TrustError: it names code, and is not trusted.
     """
     if not path.is_file():
         return []

@@ -58,9 +58,6 @@ class AppJob:
     """Run of an app.
 
     Attributes:
-        app: the app.
-        run_config: all its settings.
-        file: how it is run.
         recording: folder of the recording, `transcript` in a run folder.
     """
 

@@ -35,10 +35,6 @@ def make_central_privacy(
 
     Args:
         settings: those of the strategy, which say how many clients a round has.
-
-    Raises:
-        ConfigError: delta promises nothing, clients are not drawn as the table says, or no noise
-            keeps to epsilon.
     """
     check_delta(table.delta, clients, CENTRAL_PRIVACY)
     rate = _read_rate(settings) if table.sampling == "poisson" else None

@@ -49,12 +49,7 @@ def grid_step(clip: float, bits: int) -> float:
 def make_distributed_privacy(
     table: DistributedPrivacyTable, groups: SumGroups, clients: int, rounds: int
 ) -> DistributedPrivacy:
-    """Return the mechanism that a table describes.
-
-    Raises:
-        ConfigError: delta promises nothing, no noise keeps to epsilon, or a sum with its noise does
-            not fit into the modulus.
-    """
+    """Return the mechanism that a table describes."""
     check_delta(table.delta, clients, DISTRIBUTED_PRIVACY)
     sizes = group_sizes(groups.table.groups, groups.num_asked)
     distance = bound_grid_length(table.clip, groups.step, groups.dimension)

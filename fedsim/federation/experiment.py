@@ -438,11 +438,7 @@ class Experiment:
         return build_defenses(self.config.defense)
 
     def client_defenses(self, client: int) -> list[Defense]:
-        """Return the defenses as `client` uses them.
-
-        Raises:
-            ConfigError: a defense cannot give the guarantee that it is set to give.
-        """
+        """Return the defenses as `client` uses them."""
         if not any(overrides(defense, "of_client") for defense in self.defenses):
             return self.defenses
         participation = self.setting.participation(client)

@@ -153,11 +153,7 @@ class FederatedData:
 
     @cached_property
     def counts(self) -> list[int]:
-        """Return N of each client, the number of examples that it trains on.
-
-        Raises:
-            ConfigError: a client has none, or trains on examples that are tested on.
-        """
+        """Return N of each client, the number of examples that it trains on."""
         self._check_test_examples()
         return self._train_counts
 

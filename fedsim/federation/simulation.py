@@ -106,13 +106,7 @@ def quiet_flower() -> Iterator[None]:
 
 
 def prepare_run(config: Config, folder: OpenRun, *, resume: bool, overwrite: bool = False) -> None:
-    """Prepare `folder`, which is locked, for a new or a resumed run.
-
-    Raises:
-        ConfigError: it holds another run, none to resume, or one with other settings or another
-            key.
-        RunError: the files that the run would resume from are not as it wrote them.
-    """
+    """Prepare `folder`, which is locked, for a new or a resumed run."""
     folder.prepare(resume=resume, overwrite=overwrite)
     if not resume:
         folder.write_experiment(config)

@@ -85,12 +85,7 @@ class LocalUpdates:
 
 
 def read_updates(target: Target) -> LocalUpdates:
-    """Read all messages that the victim sent in the rounds to attack.
-
-    Raises:
-        AttackError: the victim is in none of the rounds, sent gradients, or weights that are NaN or
-            infinite.
-    """
+    """Read all messages that the victim sent in the rounds to attack."""
     rounds, client = target.participation_rounds(), target.victim
     tables: dict[str, Tensor] = {}
     update = None

@@ -308,13 +308,7 @@ class GradientInversion(Attack):
     def _descent_turns(
         self, task: InversionTask, steps: Sequence[Step] | None, progress: Progress
     ) -> Generator[None, None, list[tuple[Restart, Trial]]]:
-        """Run all restarts, one iteration for each `next`; return those that did not diverge.
-
-        Args:
-            task: whose restarts these are.
-            steps: of each restart, if they are computed in batches.
-            progress: called after iterations.
-        """
+        """Run all restarts, one iteration for each `next`; return those that did not diverge."""
         if steps is None:
             task.check_gradient()
         pairs = zip(task.restarts, steps or self._restart_steps(task), strict=True)
@@ -337,7 +331,6 @@ class GradientInversion(Attack):
         """Return what batches the restarts with one another and with other victims', if it can.
 
         Args:
-            task: whose restarts these are.
             others: victims before this one; what those know that are alike is not measured again.
         """
         if self.compile or task.recipe.optimizer == "lbfgs" or task.recipe.smoothing:  # evaluate several times a step

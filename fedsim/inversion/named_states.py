@@ -130,13 +130,7 @@ def find_absent_names(before: State, model: nn.Module) -> list[str]:
 def _model_mismatch_error(
     where: str, content: str, state: State, orders: Sequence[Mapping[str, torch.Size]]
 ) -> TranscriptError:
-    """Return an error that names the first tensor that differs, or the number of tensors.
-
-    Args:
-        content: of the message, in words.
-        state: the part of the message that is not one of the model.
-        orders: names and shapes that would be; the last one has all parameters.
-    """
+    """Return an error that names the first tensor that differs, or the number of tensors."""
     sent, shapes = state, next((names for names in orders if len(names) == len(state)), orders[-1])
     difference = f"are {len(state)} tensors, the model has {len(shapes)}"
     if all(key.isdigit() for key in state):

@@ -32,11 +32,7 @@ def probe_freshness(audited: AuditedDefense) -> ProbeResult:
 
 
 def _list_comparisons(noise: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return pairs of noise that are to be independent, by what they are.
-
-    Args:
-        noise: `step repeat number`.
-    """
+    """Return pairs of noise that are to be independent, by what they are."""
     comparisons = {}
     for layer, part in LAYERS.items():
         for first, second in combinations(range(len(noise)), 2):

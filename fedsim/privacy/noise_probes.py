@@ -197,9 +197,6 @@ def _compare_scale(
     """Compare the smallest noise of any layer and input with what the mechanism declares.
 
     Args:
-        mechanism: the declared one.
-        sensitivity: largest distance of neighbours.
-        releases: how many the client makes.
         in_release: which of them is probed, in words; empty for the first.
     """
     scale = _needed_scale(mechanism, releases)

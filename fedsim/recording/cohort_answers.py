@@ -114,12 +114,7 @@ def _is_number_tensor(tensor: Tensor) -> bool:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class QuestionGroup:
-    """Questions that the same cohorts answered in the same rounds.
-
-    Attributes:
-        answers: by question.
-        errors: of the answers.
-    """
+    """Questions that the same cohorts answered in the same rounds."""
 
     answers: Mapping[str, Sequence[CohortAnswer]]
     errors: AnswerErrors

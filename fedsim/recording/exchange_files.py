@@ -245,11 +245,7 @@ def _read_updates(files: _RoundFiles, id_of: Mapping[str, int], kinds: ReplyKind
 
 
 def _check_senders(folder: Path, senders: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise ConfigError where two replies of a round would be recorded under the same client.
-
-    Args:
-        senders: name of a reply's file to the clients that it is of.
-    """
+    """Raise ConfigError where two replies of a round would be recorded under the same client."""
     name_of = dict[int, str]()
     for name, clients in senders.items():
         if clients[0] in name_of:
@@ -357,11 +353,7 @@ def _flatten(prefix: str, content: object, path: Path) -> Iterator[tuple[str, Te
 
 
 def _to_tensor(value: object, what: str) -> Tensor:
-    """Return an array as a tensor in the byte order of this machine.
-
-    Raises:
-        TranscriptError: it is something else, or of a type that no recording holds.
-    """
+    """Return an array as a tensor in the byte order of this machine."""
     if isinstance(value, Tensor):
         tensor = value.detach()
     elif isinstance(value, np.ndarray | np.generic | int | float) and not isinstance(value, bool):

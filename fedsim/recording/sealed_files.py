@@ -29,7 +29,6 @@ def write_sealed_file(
     """Write a sealed file in one step, and return the SHA-256 that it holds.
 
     Args:
-        header: values for JSON.
         durable: wait until the file is on the disk.
         announce: called with the SHA-256 before the file is written.
     """

@@ -359,11 +359,6 @@ class Transcript:
     def _earlier_updates(self, round: int, client: int, term: str) -> Iterator[Update]:
         """Yield all that `client` sent before `round`, also in rounds that are not to be attacked.
 
-        Args:
-            round: the attacked round.
-            client: its id.
-            term: what follows from it, for errors.
-
         Raises:
             TranscriptError: not all rounds before are recorded, or the client failed in one of them,
                 so that nobody but the client knows whether it trained.

@@ -46,10 +46,6 @@ def put_gradient(
 
     Returns:
         The batch's mean loss without these terms; None for an empty batch.
-
-    Raises:
-        RunError: a defense failed, BatchNorm was to normalise a batch of one example, or the
-            gradients of single examples cannot be computed for this network.
     """
     step = ModelStep(model=model, loss=loss, sees_examples=hooks.sees_examples)
     with hooks.local_step(step):

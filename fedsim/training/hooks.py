@@ -55,10 +55,6 @@ class TrainingHooks:
             count: number of its examples, without canaries.
             client_round: its randomness, memory and w_t in this round.
             canaries: gradients that are put among those of its examples.
-
-        Raises:
-            ConfigError: the defenses do not go together, or not with these settings or this model.
-            RunError: one of them asks for a kind of sampling that does not exist.
         """
         self._settings, self._count, self._client_round = settings, count, client_round
         # For each hook, the defenses that define it, each with its context.

@@ -284,9 +284,6 @@ def decode_lazily(record: ArrayRecord, before: State) -> ArrayRecord:
 
     Values are decoded when they are read, from wherever the arrays of `record` are then. A record
     that is not encoded is returned as it is.
-
-    Raises:
-        PayloadError: the arrays are no payload for these tensors.
     """
     if not is_encoded(record, before):
         return record

@@ -254,11 +254,7 @@ def _wait_for_end(
 
 
 def _check_servers(alive: dict[str, CommandProcess]) -> None:
-    """Drop SuperNodes that have ended from `alive`, with a warning.
-
-    Raises:
-        RunError: the SuperLink, the SuperExec or the last SuperNode has ended.
-    """
+    """Drop SuperNodes that have ended from `alive`, with a warning."""
     for name, server in list(alive.items()):
         if not name.startswith("supernode"):
             _check_alive(server)

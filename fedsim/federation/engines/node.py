@@ -97,14 +97,7 @@ def play_cohort(
 
 
 class _TimeBudget:
-    """Time for one cohort message, shared among its clients.
-
-    Args:
-        seconds: time for all clients.
-
-    Attributes:
-        finished: how many clients have finished.
-    """
+    """Time for one cohort message, shared among its clients."""
 
     def __init__(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds

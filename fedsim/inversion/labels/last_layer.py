@@ -112,10 +112,6 @@ def output_layer(model: nn.Module, inputs: Tensor) -> tuple[str, Tensor]:
 
     Args:
         inputs: `example ...`, as the model takes them.
-
-    Raises:
-        KnowledgeError: there is no such layer, or it has one output, for a regression; or its gradient comes from
-            elsewhere, too: a term that the network adds to the loss, or another use of its weights or bias.
     """
     name, features = _find_output_layer(model, inputs)
     _check_used_once(model, inputs, name, _copy_parameters(model, name))

@@ -332,11 +332,7 @@ def _averaged_layer(before: State, directions: State, step_size: float, *, non_n
 
 
 def layer_directions(bias: str, states: NamedStates, defenses: Sequence[Defense]) -> State:
-    """Return w_0 - w_T of the last layer, weights first; what defenses dropped is filled in.
-
-    Raises:
-        KnowledgeError: clients do not train it, as where adapters are trained around it.
-    """
+    """Return w_0 - w_T of the last layer, weights first; what defenses dropped is filled in."""
     names = [f"{bias.removesuffix('bias')}{kind}" for kind in ("weight", "bias")]
     for name in names:
         if name not in states.shapes:

@@ -106,9 +106,6 @@ def _patches(task: Task, model: str, side: int | None) -> tuple[int, tuple[int, 
     """Return the channels of the images, height and width of a patch, and the number of patches.
 
     Without a `side`, the whole image is one patch.
-
-    Raises:
-        ConfigError: `task` has no images, or they cannot be cut into patches.
     """
     channels, height, width = image_shape(task, model, smallest=side or 1)
     if side and (height % side or width % side):
