@@ -112,7 +112,7 @@ def train(message: Message, context: Context) -> Message:
         algorithm_memory = AlgorithmMemory.read(experiment, client, memories)
         reply = _weights_reply(experiment, client, share, settings, client_round, algorithm_memory)
     memories.store()
-    return Message(RecordDict(reply), reply_to=message)
+    return Message(fill_record(RecordDict(), reply), reply_to=message)
 
 
 def _client_round(

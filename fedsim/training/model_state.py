@@ -22,7 +22,7 @@ def copy_state(model: nn.Module, *, statistics: bool = True) -> dict[str, Tensor
     """
     excluded = set() if statistics else running_statistics(model)
     state: dict[str, Tensor] = {}
-    for name, tensor in model.state_dict().items():
+    for name, tensor in model.state_dict(keep_vars=True).items():
         if tensor.is_floating_point() and name not in excluded:
             state[name] = tensor.detach().clone()
     return state

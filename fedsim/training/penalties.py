@@ -40,7 +40,9 @@ def make_penalties(model: nn.Module, settings: LocalTraining, objective: LocalOb
     pulls: list[tuple[float, Tensor, Tensor]] = []
     if settings.proximal_mu:
         pulls += [(settings.proximal_mu, parameter, _copy(parameter)) for parameter in model.parameters()]
-    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    trained: dict[str, nn.Parameter] = {}
+    if objective.proximal_mu or objective.correction:
+        trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     if objective.proximal_mu:
         for name, parameter in trained.items():
             anchor = parameter if objective.anchor is None else objective.anchor[name].to(parameter)

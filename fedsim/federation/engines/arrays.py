@@ -37,6 +37,12 @@ _NPY_1_0 = b"\x93NUMPY\x01\x00"
 _HEADER_START = 10
 """Bytes before the header: magic, version, and two for the header's length."""
 
+with warnings.catch_warnings():
+    # Once a process, torch warns that Flower's bytes are read-only. To keep it quiet at each array would take longer
+    # than to read one.
+    warnings.simplefilter("ignore")
+    torch.from_numpy(np.frombuffer(bytes(1), np.uint8))
+
 
 class LazyArray(Array):
     """Flower Array that holds its values; `numpy` copies them, `data` makes Flower's bytes.
@@ -251,12 +257,7 @@ def _accept(value: object) -> None:
 
 def read_state(record: Mapping[str, Array]) -> State:
     """Return the tensors of `record`; they share memory with it, so nobody may write to them."""
-    values = {name: view_values(array) for name, array in record.items()}
-    if all(array.flags.writeable for array in values.values()):
-        return {name: torch.from_numpy(array) for name, array in values.items()}
-    with warnings.catch_warnings():  # once for all arrays, because it takes longer than to read one
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return {name: torch.from_numpy(array) for name, array in values.items()}
+    return {name: torch.from_numpy(view_values(array)) for name, array in record.items()}
 
 
 def make_lazy(record: ArrayRecord) -> None:

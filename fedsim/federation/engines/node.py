@@ -16,12 +16,12 @@ from functools import partial
 from types import FrameType
 from typing import Any, TypeVar
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.app.metadata import Metadata
 from flwr.clientapp import ClientApp
 
 from fedsim.base.errors import ends_training, error_reason, first_line
-from fedsim.federation.engines.arrays import fill_record
+from fedsim.federation.engines.arrays import fill_record, make_lazy
 from fedsim.federation.engines.client_state import STATE_PREFIX, add_state, read_states
 from fedsim.federation.engines.cohort import DEVICE_FAILED, ORDER_RECORD, TOO_LATE, error_reply
 
@@ -53,7 +53,7 @@ def play_cohort(
     """
     order: dict[str, Any] = dict(message.content[ORDER_RECORD])
     earlier_states = read_states(message.content)
-    shared = {key: r for key, r in message.content.items() if key != ORDER_RECORD and not key.startswith(STATE_PREFIX)}
+    shared = _read_shared_records(message)
     clients, group_size = order["clients"], order["together"]
     # Time on the way counts, also that of waiting until this node is free.
     delay = max(0.0, time.time() - message.metadata.created_at)
@@ -94,6 +94,19 @@ def play_cohort(
             records = _attach_state(reply, states[client])
             answers.update({f"{client}/{name}": record for name, record in records.items()})
     return Message(fill_record(RecordDict(), answers), reply_to=message)
+
+
+def _read_shared_records(message: Message) -> dict[str, Any]:
+    """Return the records that each client gets; .npy files of the broadcast are parsed once for all of them."""
+    shared: dict[str, Any] = {}
+    for key, record in message.content.items():
+        if key == ORDER_RECORD or key.startswith(STATE_PREFIX):
+            continue
+        shared[key] = record
+        if isinstance(record, ArrayRecord):  # in this process the server may hold the record itself
+            shared[key] = fill_record(ArrayRecord(), record)
+            make_lazy(shared[key])
+    return shared
 
 
 class _TimeBudget:

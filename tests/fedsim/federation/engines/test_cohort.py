@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedsim.federation.engines.cohort
+from fedsim.federation.engines.arrays import LazyArray
 from fedsim.federation.engines.cohort import COHORT_MESSAGE_TYPE, CohortGrid
 from fedsim.federation.engines.node import play_cohort
 from fedsim.federation.engines.ray import node_count
@@ -206,6 +207,22 @@ def test_a_client_that_writes_into_its_message_does_not_reach_the_others() -> No
     messages = broadcast([0, 1, 2])
     assert [reply.content.metric_records["metrics"]["seen"] for reply in grid.send_and_receive(messages)] == [0, 0, 0]
     assert set(messages[0].content) == {"arrays", "config"}
+
+
+def test_a_broadcast_is_parsed_once_a_message_and_stays_as_the_server_holds_it() -> None:
+    seen = []
+
+    def train(message: Message, context: Context) -> Message:
+        seen.append(message.content.array_records["arrays"]["w"])
+        return Message(RecordDict({"metrics": MetricRecord({"n": 1})}), reply_to=message)
+
+    grid, _ = make(clients=3, nodes=1, train=train)
+    messages = broadcast([0, 1, 2])
+    list(grid.send_and_receive(messages))
+    assert len(seen) == 3
+    assert {id(array) for array in seen} == {id(seen[0])}
+    assert isinstance(seen[0], LazyArray)
+    assert type(messages[0].content.array_records["arrays"]["w"]) is Array
 
 
 def test_pushing_and_pulling_gives_the_same_as_sending() -> None:
