@@ -55,7 +55,11 @@ def finishes_tiny_case(subject: CheckedPlugin) -> None:
     where = f"round {scene.transcript.rounds[0]}, client {VICTIM}"
     before = scene.transcript.update(scene.transcript.rounds[0], VICTIM).before
     spec = FindingSpec(
-        where=where, knowledge=scene.knowledge, before=lambda: before, task=scene.task, clients=max(VICTIM, OTHER) + 1
+        where=where,
+        knowledge=scene.knowledge.restrict_to(_build_attack(subject).readable_facts()),
+        before=lambda: before,
+        task=scene.task,
+        clients=max(VICTIM, OTHER) + 1,
     )
     check_claim(finding, spec)
     # It is the same after being saved and read.

@@ -179,6 +179,11 @@ class Evaluator(ABC, Generic[FindingT]):
             UnknownTruthError: they are not known.
         """
 
+    def fact_about(self, finding: FindingT) -> str:
+        """Return the granted fact that `finding` is about, such as the records that it scores; empty for none."""
+        del finding
+        return ""
+
     def truth(self, finding: FindingT, about: FindingMetadata, case: Case) -> Truth | None:
         """Return the data that `finding` is about; None where they are not known or none.
 
@@ -247,7 +252,13 @@ def check_claim(finding: Finding, spec: FindingSpec) -> None:
                 f"{spec.where}: the attack calls a curve of its trace '{name}', which only the evaluator can know; "
                 "rename the curve"
             )
-    evaluator_of(finding).form(finding, spec)
+    evaluator = evaluator_of(finding)
+    if (fact := evaluator.fact_about(finding)) and getattr(spec.knowledge, fact) is None:
+        raise AttackError(
+            f"{spec.where}: what the attack claims is about {fact}, which it was not given; name '{fact}' in its "
+            "'needs', and grant it under [adversary.knowledge]"
+        )
+    evaluator.form(finding, spec)
 
 
 def group_members(about: FindingMetadata) -> Sequence[int]:

@@ -70,6 +70,10 @@ class InferenceEvaluator(Evaluator[Inference]):
         if count is not None and max(candidates) >= count:
             spec.expect("candidates", candidates, f"numbers from 0 to {count - 1}")
 
+    def fact_about(self, finding: Inference) -> str:
+        """Return the records that it is about."""
+        return "records" if finding.of == "source" else "partial_records"
+
     def judge(self, finding: Inference, about: FindingMetadata, context: EvaluationContext) -> Judgement:
         """Score an inference, see `score_inference`."""
         victim, experiment = int(about["victim"]), context.case.require_experiment()

@@ -118,6 +118,11 @@ class MembershipEvaluator(Evaluator[Membership]):
         if candidates is not None:
             spec.expect("scores of candidates numbering", len(finding.scores), len(candidates.inputs))
 
+    def fact_about(self, finding: Membership) -> str:
+        """Return the candidates that it scores."""
+        del finding
+        return "candidates"
+
     def truth(self, finding: Membership, about: FindingMetadata, case: Case) -> Truth:
         """Return which candidates are members, as `candidate 1` data and `candidate` labels.
 

@@ -87,6 +87,11 @@ class PropertyEvaluator(Evaluator[PropertyPresence]):
         if spec.clients is not None:
             spec.expect_below("messages of clients", finding.clients, spec.clients)
 
+    def fact_about(self, finding: PropertyPresence) -> str:
+        """Return the records that show the property."""
+        del finding
+        return "property_records"
+
     def truth(self, finding: PropertyPresence, about: FindingMetadata, case: Case) -> Truth:
         """Return the share of examples with the property behind each message.
 

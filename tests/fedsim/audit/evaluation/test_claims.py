@@ -17,6 +17,7 @@ from fedsim.interfaces.findings import (
     Finding,
     Inference,
     LocalModel,
+    Membership,
     PropertyPresence,
     Reconstruction,
     Representatives,
@@ -131,6 +132,20 @@ def test_a_finding_of_another_form_is_one_sentence(rule: FindingSpec, finding: F
     whole = f"round 1, client 0: the attack claims {sentence}; fix the attack"
     with pytest.raises(AttackError, match=f"^{re.escape(whole)}$"):
         evaluator_of(finding).form(finding, rule)
+
+
+@pytest.mark.parametrize(
+    ("finding", "fact"),
+    [
+        (Membership(scores=torch.zeros(4)), "candidates"),
+        (inferred("source", 4, 0, 2), "records"),
+        (inferred("attribute", 4, 0, 1), "partial_records"),
+        (present(0, 2), "property_records"),
+    ],
+)
+def test_claims_about_what_was_not_granted_are_refused(finding: Finding, fact: str) -> None:
+    with pytest.raises(AttackError, match=f"is about {fact}, which it was not given; name '{fact}' in its 'needs'"):
+        check_claim(finding, make_spec())
 
 
 @pytest.mark.parametrize("name", ["psnr", "mse"])
