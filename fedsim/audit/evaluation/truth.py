@@ -183,11 +183,27 @@ def write_truth(
             )
         tensors = {"data": data.clamp(0, 1).contiguous(), "labels": labels.contiguous()}
         if rows is not None and client != PUBLIC_KEY:
-            tensors["rows"] = torch.as_tensor(rows(int(client))).long().clone()
+            tensors["rows"] = _read_row_ids(rows(int(client)), f"client {client}")
         path = _save_tensors(folder, client, tensors, {"modality": modality} if modality else None)
         Truth.load(path)
         table[client] = str(path)
     return table
+
+
+def _read_row_ids(ids: Any, client: str) -> Tensor:
+    """Return the ids of rows as int64.
+
+    Raises:
+        DataError: they are no integers, which alone messages can name.
+    """
+    try:
+        tensor = torch.as_tensor(ids)
+        are_integers = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # as of texts
+        are_integers = False
+    if not are_integers:
+        raise DataError(f"{client}: ids of rows are not integers of 64 bits; return the numbers that messages name")
+    return tensor.long().clone()
 
 
 def _save_tensors(
