@@ -1165,7 +1165,12 @@ def test_settings_without_a_range_need_no_check(check_class: Callable[..., Check
     assert (found.verdict, found.reason) == ("does not apply", "no type of a setting has a range")
 
 
-def test_each_check_is_broken_by_something_here() -> None:
-    tested = {case[0] for case in BROKEN}
+def test_each_check_is_broken_by_something() -> None:
+    in_files_of_their_own = {
+        attacks.infers_senders_from_messages,  # test_sender_claims
+        defenses.noise_follows_no_earlier_data,  # test_defense_rounds
+        defenses.says_in_which_rounds_it_acts,  # test_defense_rounds
+    }
+    tested = {case[0] for case in BROKEN} | in_files_of_their_own
     parts = (attacks, defenses, datasets, partitions, models, measures, kinds, strategy_checks, engines, panels)
     assert {check for part in parts for check in part.CHECKS} == tested
