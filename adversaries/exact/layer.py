@@ -32,7 +32,6 @@ class FirstLayer:
     Attributes:
         problem: the update as a whole.
         shape: of one example.
-        name: of the layer.
         weight: `unit input`, W_0 - W_T, or the gradient that was sent.
         bias: `unit`, likewise for c.
         endpoints: W, `unit input`, and c, `unit`, at w_0 and at w_T, or only at w_0 if a gradient

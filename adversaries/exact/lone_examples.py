@@ -37,7 +37,6 @@ class LayerChange:
     """Change of the first layer in one round, as the server sees it.
 
     Attributes:
-        layer: the layer that changed.
         rows: `unit input+1`, the changes of a unit's weights, and of its bias last.
         errors: `unit input+1`, their standard errors, which rounding makes.
     """

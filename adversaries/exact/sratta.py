@@ -137,9 +137,6 @@ def group_by_client(histories: Sequence[UnitHistory], count: int) -> Tensor:
 
     >>> group_by_client([UnitHistory(already=frozenset({0}), newly=frozenset({2}))], 3)
     tensor([0, 1, 0])
-
-    Args:
-        count: number of examples.
     """
     clients = list(range(count))
     waiting = list(dict.fromkeys(histories))

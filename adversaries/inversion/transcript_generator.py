@@ -59,7 +59,6 @@ class GeneratedImages:
     """Parametrisation of dummy images by latent vectors of a generator, whose weights stay as they are.
 
     Attributes:
-        network: the generator.
         weight: of half the squared norm of the latent vectors, which is a Gaussian prior's negative logarithm.
     """
 

@@ -259,7 +259,6 @@ class _Training:
     """Errors of one training of G.
 
     Attributes:
-        learning_rate: of the training.
         errors: mean squared error by epoch; empty if the training diverged.
         validation: validation error, every `_EPOCHS_PER_VALIDATION` epochs.
     """

@@ -236,7 +236,6 @@ class _Client:
 
     Attributes:
         model: with the weights of the earliest broadcast; BatchNorm layers normalise by the batch.
-        loss: the clients' loss.
         where: the client and the rounds, for errors.
         changed_messages: indices of the messages in which the client changed the model.
         example: `example ...`, any data with the shape of dummy data.

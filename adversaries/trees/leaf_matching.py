@@ -31,7 +31,6 @@ class TreeSums:
     """A tree of the client, with what its leaves' records add up to.
 
     Attributes:
-        tree: the tree.
         earlier: the model that it was trained on.
         covers: `leaf`, sums of Hessians.
         gradients: `leaf`, sums of gradients.
@@ -50,7 +49,6 @@ class LeafProblem:
     """The sums over all leaves of a client's trees, which its records have to add up to.
 
     Attributes:
-        sums: of each tree.
         num_records: N.
         counts: of the leaves of the first tree, where they are exact; empty elsewhere.
     """

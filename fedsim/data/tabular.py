@@ -81,11 +81,7 @@ def read_table(path: Path, separator: str = ",", names: Sequence[str] = (), comm
 
 
 def check_complete(path: Path, table: pd.DataFrame, allowed: Collection[str] = ()) -> pd.DataFrame:
-    """Check that each column has a name and each cell a value, and return the table.
-
-    Args:
-        allowed: texts that would mean a missing value, but that the caller handles.
-    """
+    """Check that each column has a name and each cell a value, and return the table."""
     for name in table:
         if not name:
             raise DataError(f"{path}: a column has no name; write one into the first line, or name '' in drop")

@@ -64,7 +64,6 @@ class Experiment:
     """Objects that a `Config` describes, each built when first used.
 
     Args:
-        config: describes them.
         source: another experiment of the same thread. Data and network, which are costly to make,
             are taken from there where both experiments describe the same.
     """

@@ -65,7 +65,6 @@ def save_failed_attacks(
     """Note attacks that failed, and strike out those that failed before and now succeeded.
 
     Args:
-        failed: attacks that failed now.
         succeeded: what was attempted with success, see `FailedAttack.job`.
     """
     before: Mapping[tuple[str, str, int, int], FailedAttack]

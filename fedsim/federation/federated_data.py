@@ -33,7 +33,6 @@ class FederatedData:
     """Data set and its partition; a function of the data set, the settings and `seed` alone.
 
     Args:
-        dataset: data set to partition.
         partition: rule that assigns examples to clients.
         clients: number of clients.
         seed: seed of the run.

@@ -49,7 +49,6 @@ def declared_message(cls: type, name: str, claimed: Sends | None) -> Sends:
     """Return what clients send under a strategy: its class attribute `sends`, or weights.
 
     Args:
-        cls: class of the strategy.
         claimed: `training.sends` of the experiment; None where it is left out.
     """
     declared = getattr(cls, "sends", "weights")

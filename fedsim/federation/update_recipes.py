@@ -79,7 +79,6 @@ class UpdateRecipes:
     client after the last round that was computed of it.
 
     Args:
-        folder: the run.
         config: its experiment; by default that in the folder.
         run_token: name under which clients keep the experiment between calls; with that of a
             running federation they use the data that are loaded.
@@ -301,10 +300,6 @@ class RecipeCheck:
     """Proof, in the run itself, that its recipes hold: one update is computed again.
 
     That is done for the first round, and for the first round in which clients have a memory.
-
-    Args:
-        folder: the run.
-        recipes: computes the updates.
     """
 
     def __init__(self, folder: OpenRun, recipes: UpdateRecipes) -> None:

@@ -31,7 +31,6 @@ class InversionTask:
 
     Attributes:
         recipe: objective and optimizer.
-        problem: the inversion problem.
         target: what gradients are compared with.
         restarts: at least one.
         half_precision: compute convolutions and linear layers in bfloat16.

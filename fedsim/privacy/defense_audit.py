@@ -35,7 +35,6 @@ class DefenseAudit:
     """Results of an audit.
 
     Attributes:
-        results: of all probes.
         game: the best guesses.
         promised: epsilon that the defense promises for the probed steps and rounds.
         promised_of_game: likewise, for those of the guesses.

@@ -32,7 +32,6 @@ class AnswerClaim:
     """What one client answered to one question in one round, as follows from all answers.
 
     Attributes:
-        round: the round.
         value: the answer; where it is not determined, the mean of its cohort.
         standing: `UNDETERMINED`, `UNCHECKED` or `EXACT`.
         spread: standard deviation of the error that noise and rounding leave, one for each number.

@@ -42,8 +42,6 @@ class FinalModel:
     """Model after the last round, which everybody gets.
 
     Attributes:
-        round: the last round.
-        state: the model.
         sha256: of the file that it is from.
     """
 

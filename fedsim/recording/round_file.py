@@ -38,7 +38,6 @@ class RoundFile:
 
     Args:
         path: of the file, which exists and is empty.
-        number: the round.
         expected: about how many updates will come.
         recipe: what updates are computed again with; their arrays are then left out, see
             `Header.recipe`.

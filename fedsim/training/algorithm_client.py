@@ -37,10 +37,7 @@ class TrainingClient:
         parts: names of the tensors in each part of the model.
         memory: what the client keeps for its algorithm.
         share: its data, in model units and on the device of the network.
-        settings: of local training.
-        defenses: of the client.
         client_round: randomness and memory of its defenses.
-        loss: of the task.
         canaries: put among the gradients of examples.
         losses: mean training loss of each pass, by its name.
     """

@@ -109,7 +109,6 @@ class ComputedArray(LazyArray):
 
     Args:
         like: an array of the same type and shape.
-        compute: computes the values.
     """
 
     _compute: Callable[[], NDArray[Any]]

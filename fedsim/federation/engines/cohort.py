@@ -91,7 +91,6 @@ class CohortGrid(Grid):
 
     Args:
         physical: carries the messages.
-        clients: number of logical clients.
         simulation: sent along for the ClientApp only (which data to load, which defenses to use);
             the strategy, and so the curious server, never sees it.
         nodes: ids of the physical nodes; any of them can play any client.
