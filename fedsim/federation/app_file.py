@@ -15,7 +15,6 @@ from fedsim.federation.privacy_tables import SecureAggregationTable
 from fedsim.federation.table import PluginTable, Table, check_choice
 from fedsim.federation.table_validation import validate_tables
 from fedsim.federation.trust import check_trust
-from fedsim.plugins import registry
 
 if TYPE_CHECKING:
     from fedsim.interfaces.defense import Defense
@@ -78,15 +77,12 @@ def read_app_defenses(path: Path, *, trust: bool) -> list[Defense]:
     """
     if not path.is_file():
         return []
-    from fedsim.interfaces.defense_checks import check_defense  # which imports PyTorch
+    from fedsim.federation.build_plugins import build_defenses  # which imports PyTorch
 
     tables = read_toml(path)
     file = validate_tables(AppFile, {key: tables[key] for key in ("defense",) if key in tables}, str(path))
     check_trust(file, path, trust)
-    defenses = []
-    for number, table in enumerate(file.defense):
-        defenses.append(check_defense(registry.build("defenses", table.name, table.settings, f"defense.{number}")))
-    return defenses
+    return build_defenses(file.defense)
 
 
 RUN_TABLES = tuple(name for name in AppFile.model_fields if name not in AttackFile.model_fields)

@@ -31,6 +31,7 @@ from fedsim.base.randomness import derive_seed, seed_globals, use_one_thread
 from fedsim.federation.app_file import AppFile, RunConfig
 from fedsim.federation.app_ledger import make_app_ledger
 from fedsim.federation.app_replies import packed_values, refuse_deltas
+from fedsim.federation.build_plugins import build_defenses
 from fedsim.federation.engines.serial import InProcessGrid
 from fedsim.federation.flower_app import FlowerApp
 from fedsim.federation.legacy_order import order_legacy_clients
@@ -39,9 +40,7 @@ from fedsim.federation.run_folder import TESTED_COLUMNS
 from fedsim.federation.simulation import load_app_part, quiet_flower
 from fedsim.federation.tested_examples import ExampleWatch
 from fedsim.interfaces.defense import Defense
-from fedsim.interfaces.defense_checks import check_defense, check_order, name_of_defense
-from fedsim.plugins import registry
-from fedsim.plugins.frozen import check_frozen
+from fedsim.interfaces.defense_checks import name_of_defense
 from fedsim.privacy.ledger import COLUMNS, summarise_ledger, unique_labels
 from fedsim.recording.header import Header
 from fedsim.recording.recorder import Recorder
@@ -74,19 +73,14 @@ def build_app_defenses(file: AppFile) -> list[Defense]:
         ConfigError: their settings, or their order, are not possible, or one acts otherwise than by a mod.
         PluginError: one does not load.
     """
-    make_mod = load_app_part("mod")
-    defenses: list[Defense] = []
-    for number, table in enumerate(file.defense):
-        defense = check_defense(registry.build("defenses", table.name, table.settings, f"defense.{number}"))
-        check_frozen(type(defense))
+    make_mod, defenses = load_app_part("mod"), build_defenses(file.defense)
+    for number, (table, defense) in enumerate(zip(file.defense, defenses, strict=True)):
         try:
             make_mod(defense)
         except PluginError as error:
             raise ConfigError(
                 f"defense.{number}: '{table.name}' cannot act on the update of an app: {error}"
             ) from error
-        defenses.append(defense)
-    check_order(defenses)
     if file.secure_aggregation is not None:
         from fedsim.federation.secure_aggregation import check_defenses
 
