@@ -55,41 +55,8 @@ class Case(ABC):
 
     @property
     @abstractmethod
-    def seed(self) -> int:
-        """Return the seed of the run; 0 for recordings made elsewhere."""
-
-    @property
-    @abstractmethod
     def experiment(self) -> Experiment | None:
         """Return the federation behind the recording; None where it is not known."""
-
-    @abstractmethod
-    def require_experiment(self) -> Experiment:
-        """Return the federation behind the recording.
-
-        Raises:
-            UnknownTruthError: it is not known.
-        """
-
-    @property
-    @abstractmethod
-    def task(self) -> Task | None:
-        """Return the task of the federation; None where it is not known."""
-
-    @property
-    @abstractmethod
-    def clients(self) -> int | None:
-        """Return the number of clients of the federation; None where it is not known."""
-
-    @property
-    @abstractmethod
-    def tokens(self) -> Sequence[str]:
-        """Return the names of text tokens; empty where none are known."""
-
-    @property
-    @abstractmethod
-    def training(self) -> LocalTraining | None:
-        """Return the settings of local training; None where they are not known."""
 
     @property
     @abstractmethod
@@ -101,15 +68,50 @@ class Case(ABC):
     def is_defended(self) -> bool:
         """Return whether the attack file says that clients defend themselves in ways that are not known."""
 
-    @property
-    @abstractmethod
-    def shows_sums_alone(self) -> bool:
-        """Return whether the server is known to see sums over groups alone."""
+    def require_experiment(self) -> Experiment:
+        """Return the federation behind the recording.
+
+        Raises:
+            UnknownTruthError: it is not known.
+        """
+        if not self.experiment:
+            raise UnknownTruthError("only an experiment says what the victim held")
+        return self.experiment
 
     @property
-    @abstractmethod
+    def seed(self) -> int:
+        """Return the seed of the run; 0 for recordings made elsewhere."""
+        return self.experiment.seed if self.experiment else 0
+
+    @property
+    def task(self) -> Task | None:
+        """Return the task of the federation; None where it is not known."""
+        return self.experiment.dataset.task if self.experiment else None
+
+    @property
+    def clients(self) -> int | None:
+        """Return the number of clients of the federation; None where it is not known."""
+        return self.experiment.config.federation.clients if self.experiment else None
+
+    @property
+    def tokens(self) -> Sequence[str]:
+        """Return the names of text tokens; empty where none are known."""
+        return self.experiment.dataset.tokens if self.experiment else ()
+
+    @property
+    def training(self) -> LocalTraining | None:
+        """Return the settings of local training; None where they are not known."""
+        return self.experiment.training if self.experiment else None
+
+    @property
+    def shows_sums_alone(self) -> bool:
+        """Return whether the server is known to see sums over groups alone."""
+        return self.experiment.config.secure_aggregation is not None if self.experiment else False
+
+    @property
     def sums_are_unweighted(self) -> bool:
-        """Return whether all clients of a secure sum have weight 1; else N."""
+        """Return whether all clients of a secure sum have weight 1, as where they share noise; else N."""
+        return self.experiment.distributed_privacy is not None if self.experiment else False
 
     @abstractmethod
     def check_colluders(self, role: AdversaryRole) -> None:

@@ -55,18 +55,6 @@ class ForeignRecording(Case):
     groups: Collection[tuple[int, ...]] = ()
     is_described_by_file = True
     experiment = None
-    seed = 0
-    task = None
-    clients = None
-    tokens = ()
-    training = None
-    shows_sums_alone = False
-
-    def require_experiment(self) -> NoReturn:
-        """Raise UnknownTruthError."""
-        raise UnknownTruthError("only an experiment says what the victim held")
-
-    sums_are_unweighted = False
 
     def check_colluders(self, role: AdversaryRole) -> NoReturn:
         """Raise ConfigError: what clients added to sums was not recorded."""

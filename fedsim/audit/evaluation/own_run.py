@@ -16,7 +16,6 @@ from fedsim.audit.evaluation.case import Case
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.errors import ConfigError, DataError, KnowledgeError, did_you_mean
 from fedsim.base.randomness import derive_seed
-from fedsim.base.task import Task
 from fedsim.data import Column
 from fedsim.federation.adversary_tables import AdversaryTable
 from fedsim.federation.auxiliary import auxiliary_records, draw_auxiliary
@@ -33,7 +32,6 @@ from fedsim.recording.adversary_role import AdversaryRole, find_error_in_collusi
 from fedsim.recording.header import Header
 from fedsim.recording.message_format import MessageFormat
 from fedsim.recording.wire_format import State
-from fedsim.training.settings import LocalTraining
 
 _PLAIN_STRATEGIES = ("fedavg", "fedprox", "fedsgd")
 """Strategies that add the mean of the updates, or a step by the mean gradient, to the model."""
@@ -63,49 +61,10 @@ class OwnRun(Case):
         """Return the federation behind the recording."""
         return self.own_experiment
 
-    def require_experiment(self) -> Experiment:
-        """Return the federation behind the recording."""
-        return self.own_experiment
-
-    @property
-    def seed(self) -> int:
-        """Return the seed of the run."""
-        return self.own_experiment.seed
-
-    @property
-    def task(self) -> Task:
-        """Return the task of the federation."""
-        return self.own_experiment.dataset.task
-
-    @property
-    def clients(self) -> int:
-        """Return the number of clients of the federation."""
-        return self.own_experiment.config.federation.clients
-
-    @property
-    def tokens(self) -> Sequence[str]:
-        """Return the names of text tokens."""
-        return self.own_experiment.dataset.tokens
-
-    @property
-    def training(self) -> LocalTraining:
-        """Return the settings of local training."""
-        return self.own_experiment.training
-
     @property
     def defenses(self) -> Sequence[Defense]:
         """Return the defenses of the clients."""
         return self.own_experiment.defenses
-
-    @property
-    def shows_sums_alone(self) -> bool:
-        """Return whether secure aggregation hides single updates from the server."""
-        return self.own_experiment.config.secure_aggregation is not None
-
-    @property
-    def sums_are_unweighted(self) -> bool:
-        """Return whether clients share noise, for which all have weight 1."""
-        return self.own_experiment.distributed_privacy is not None
 
     def check_colluders(self, role: AdversaryRole) -> None:
         """Raise ConfigError where the run did not keep what these clients added to sums."""
@@ -194,7 +153,7 @@ class OwnRun(Case):
 
         The truth would be another: all its examples for weights, one mini-batch for a gradient.
         """
-        expected = self.training.sends
+        expected = self.own_experiment.training.sends
         for header in headers:
             for reply in header.replies:
                 kind = "gradient" if reply.kind == "gradient" else "weights"  # a delta counts as weights
@@ -256,16 +215,16 @@ class OwnRun(Case):
 
         A gradient is one step on one batch, which the server takes with its own learning rate.
         """
-        facts = {name: getattr(self.training, name) for name in TRAINING_FACTS}
+        facts = {name: getattr(self.own_experiment.training, name) for name in TRAINING_FACTS}
         facts |= self.own_experiment.algorithm.training_facts()
-        if self.training.sends == "gradient":
+        if self.own_experiment.training.sends == "gradient":
             facts |= {"learning_rate": self.own_experiment.server_rate, "local_epochs": 1}
         return facts
 
     def full_knowledge(self, grant: Callable[[], Knowledge]) -> Knowledge:
         """Return all that is known of the protocol, whatever the attack file grants."""
         del grant
-        return Knowledge(**self.protocol_facts(), modality=self.task.modality)
+        return Knowledge(**self.protocol_facts(), modality=self.own_experiment.dataset.task.modality)
 
     def check_grant(self, adversary: AdversaryTable, name: str) -> None:
         """Do nothing: the experiment has every fact."""
@@ -350,7 +309,7 @@ class OwnRun(Case):
 
     def truth_of_all(self) -> Truth:
         """Return the training examples of all clients."""
-        parts = self.own_experiment.data.train_by_client(range(self.clients))
+        parts = self.own_experiment.data.train_by_client(range(self.own_experiment.config.federation.clients))
         inputs, labels = map(torch.cat, zip(*parts, strict=True))
         return self._make_truth(inputs, labels)
 
