@@ -21,6 +21,7 @@ from fedsim.api.sweeping import check_sweep_folder
 from fedsim.base.content_hashes import hash_json
 from fedsim.base.errors import ConfigError, FedsimError
 from fedsim.base.files import write_text
+from fedsim.base.grouping import group_by
 from fedsim.base.progress import report_progress
 from fedsim.federation import lock
 from fedsim.federation.app_file import RUN_TABLES
@@ -103,9 +104,8 @@ def run_app_sweep(file: SweepFile, app: FlowerApp, folder: Path, *, trust: bool)
     """
     check_sweep_folder(folder)
     cells = build_app_cells(file, app, trust=trust)
-    groups: dict[str, list[AppCell]] = {}
-    for cell in sorted(cells, key=lambda cell: bool(cell.request.file.defense)):  # controls first
-        groups.setdefault(cell.run, []).append(cell)
+    controls_first = sorted(cells, key=lambda cell: bool(cell.request.file.defense))
+    groups = group_by(controls_first, lambda cell: cell.run)
     results: dict[str, _CellResult] = {}
     with lock.lock_folder(folder), log_to_file(folder / "log.txt"):
         (folder / PAGE).unlink(missing_ok=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsim.base.errors import RunError
+from fedsim.base.grouping import group_by
 from fedsim.federation.failed_attacks import FailedAttack, read_failed_attacks
 from fedsim.federation.run_folder import RunFolder
 from fedsim.recording.manifest import ManifestFile
@@ -55,11 +56,8 @@ def _make_summary_row(reading: ScoreReading) -> dict[str, Any]:
 
 def _make_failure_rows(failed: Sequence[FailedAttack]) -> list[dict[str, Any]]:
     """Return a row for each attack that failed on victims."""
-    by_attack: dict[str, list[FailedAttack]] = {}
-    for attempt in failed:
-        by_attack.setdefault(attempt.attack, []).append(attempt)
     rows = []
-    for attack, attempts in by_attack.items():
+    for attack, attempts in group_by(failed, lambda attempt: attempt.attack).items():
         victims = len({attempt.victim for attempt in attempts})
         why = "; ".join(describe_failed_attacks(attempts))
         rows.append({"attack": attack, "metric": "", "victims": victims, "verdict": FAILED_VERDICT, "why": why})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from fedsim.base.errors import ConfigError, number_of
+from fedsim.base.grouping import group_by
 from fedsim.cli.options import DataDir, Key, Overrides, Quiet, Trust, Verbose, console, finish
 
 if TYPE_CHECKING:
@@ -143,10 +144,7 @@ def _show_plan(plan: SweepPlan, workers: int) -> None:
     table = Table(
         *(Column(name, overflow="fold") for name in (*plan.grid.label_axes, "seeds", "cells")), box=SIMPLE_HEAD
     )
-    groups: dict[tuple[str, ...], list[tuple[GridPoint, str]]] = defaultdict(list)
-    for point, state in states:
-        groups[tuple(point.labels.values())].append((point, state))
-    for labels, points in groups.items():
+    for labels, points in group_by(states, lambda item: tuple(item[0].labels.values())).items():
         counts = Counter(state for _, state in points)
         seeds = ", ".join(str(point.seed) for point, _ in points)
         table.add_row(*map(escape, labels), seeds, ", ".join(f"{count} {state}" for state, count in counts.items()))
@@ -178,11 +176,8 @@ def _show_left_out(plan: SweepPlan) -> None:
     if not plan.inapplicable:
         return
     table = Table("why", "cells that do not apply", title="Does not apply", box=SIMPLE_HEAD, show_lines=True)
-    reasons: dict[str, list[GridPoint]] = defaultdict(list)
-    for point, reason in plan.inapplicable:
-        reasons[reason].append(point)
-    for reason, points in reasons.items():
-        table.add_row(escape(reason), escape(_labels_text(points)))
+    for reason, pairs in group_by(plan.inapplicable, lambda pair: pair[1]).items():
+        table.add_row(escape(reason), escape(_labels_text([point for point, _ in pairs])))
     console.print(table)
 
 

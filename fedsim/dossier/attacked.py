@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any
 
 from fedsim.base.errors import number_of
+from fedsim.base.grouping import group_by
 from fedsim.dossier.contents import (
     LEAKS,
     NO_LEAK,
@@ -222,12 +223,9 @@ def list_reported(results: Iterable[Result]) -> list[list[Result]]:
 
     Baselines and attacks without a verdict have none.
     """
-    results_by_name: dict[str, list[Result]] = {}
-    for result in results:
-        if not result.is_baseline and result.verdict not in UNJUDGED:
-            results_by_name.setdefault(name_result(result), []).append(result)
+    of_attacks = [result for result in results if not result.is_baseline and result.verdict not in UNJUDGED]
     reported = []
-    for judged in results_by_name.values():
+    for judged in group_by(of_attacks, name_result).values():
         first = next((result for result in judged if result.is_first), None)
         if first is None:
             continue

@@ -222,7 +222,7 @@ class Accuracy(Part):
     no_learning: str = Field(description="that the model has not learnt; empty where it has")
 
 
-class SettingAnswer(Part):
+class SettingAnswer(Part, from_attributes=True):
     """Row of a sweep's answer."""
 
     name: str

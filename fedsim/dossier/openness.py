@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from fedsim.base.errors import number_of
+from fedsim.base.grouping import group_by
 from fedsim.dossier.contents import Result
 from fedsim.interfaces.metric import describe_metric
 from fedsim.report import verdicts
@@ -50,11 +51,8 @@ def explain_openness(reading: ScoreReading, rows: Rows, *, is_main: bool) -> str
 
 def _find_leaking_part(item: Summary, rows: Rows) -> str:
     """Say which single round or random start is beyond its floor for all its victims; empty for none."""
-    by_round: dict[str, list[Mapping[str, str]]] = {}
-    by_start: dict[str, list[Mapping[str, str]]] = {}
-    for row in rows:
-        by_round.setdefault(f"round {row['round']}", []).append(row)
-        by_start.setdefault(f"round {row['round']}, random start {row['repeat']}", []).append(row)
+    by_round = group_by(rows, lambda row: f"round {row['round']}")
+    by_start = group_by(rows, lambda row: f"round {row['round']}, random start {row['repeat']}")
     title = describe_metric(item.metric).title
     for parts in (by_round, by_start):
         for name, part in parts.items():

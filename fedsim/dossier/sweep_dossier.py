@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedsim.base.files import hash_file
+from fedsim.base.grouping import group_by
 from fedsim.dossier.attacked import conclude, describe_failures, describe_openness, describe_worst, make_result
 from fedsim.dossier.cell_facts import merge_coverages, read_cell_facts
 from fedsim.dossier.contents import (
@@ -32,7 +33,7 @@ from fedsim.report.reproduction_needs import strip_folders
 from fedsim.report.setting_names import SettingNames
 from fedsim.report.summary import enumerate_words
 from fedsim.report.sweep_answer import SweepAnswer, answer_sweep
-from fedsim.report.sweep_groups import Labels, Row
+from fedsim.report.sweep_groups import Row
 from fedsim.report.sweep_lead import ONLY_SETTING
 from fedsim.report.sweep_page import FILE
 from fedsim.sweeps.file import read_sweep
@@ -97,7 +98,7 @@ def collect_sweep_dossier(path: Path, options: DossierOptions) -> Dossier:
         aims=aims,
         missing=missing,
         results=results,
-        settings=_list_settings(answer),
+        settings=[SettingAnswer.model_validate(row) for row in answer.rows],
         no_proof=no_proof,
         proofs=proofs,
         measured=facts.measured,
@@ -114,13 +115,11 @@ def collect_sweep_dossier(path: Path, options: DossierOptions) -> Dossier:
     )
 
 
-def _group_by_setting(table: SweepTableFile) -> dict[str, list[Row]]:
+def _group_by_setting(table: SweepTableFile) -> dict[str, Sequence[Row]]:
     """Return the rows of `sweep.csv` by the name of their setting."""
-    rows_by_labels: dict[Labels, list[Row]] = defaultdict(list)
-    for row in table.rows:
-        rows_by_labels[tuple(row[axis] for axis in table.axes)].append(row)
+    rows_by_labels = group_by(table.rows, lambda row: tuple(row[axis] for axis in table.axes))
     names = SettingNames.from_labels(table.axes, rows_by_labels)
-    rows_by_name = {}
+    rows_by_name: dict[str, Sequence[Row]] = {}
     for labels, rows in rows_by_labels.items():
         rows_by_name[names(labels) or ONLY_SETTING] = rows
     return rows_by_name
@@ -131,15 +130,10 @@ def _collect_results(rows_by_name: Mapping[str, Sequence[Row]], main_metric: str
     results = []
     for name, rows in rows_by_name.items():
         is_defended = any(row["cell"] != row["control"] for row in rows)
-        rows_by_form: dict[tuple[str, bool], list[Row]] = defaultdict(list)
-        for row in rows:
-            rows_by_form[row["attack"], row["knows_defenses"] == "1"].append(row)
-        for (attack, adaptive), form_rows in rows_by_form.items():
-            rows_by_metric: dict[str, list[Row]] = defaultdict(list)
-            for row in form_rows:
-                rows_by_metric[row["metric"]].append(row)
-            rows_by_metric.pop("", None)  # attacks that failed
-            for metric in sort_metrics(rows_by_metric):
+        by_form = group_by(rows, lambda row: (row["attack"], row["knows_defenses"] == "1"))
+        for (attack, adaptive), form_rows in by_form.items():
+            metrics = {row["metric"] for row in form_rows} - {""}  # which is that of attacks that failed
+            for metric in sort_metrics(metrics):
                 scores = read_scores(form_rows, metric, adaptive=adaptive)
                 if scores is None:
                     continue
@@ -172,12 +166,9 @@ def _list_unscored_settings(rows_by_name: Mapping[str, Sequence[Row]], main_metr
     """Return the attacks whose main metric has no value in any cell of a setting."""
     missing = []
     for name, rows in rows_by_name.items():
-        values: dict[str, list[str]] = defaultdict(list)
-        for row in rows:
-            if row["metric"] == main_metric:
-                values[row["attack"]].append(row["value"])
-        for attack, values_of_attack in values.items():
-            if not any(values_of_attack):
+        scored = [row for row in rows if row["metric"] == main_metric]
+        for attack, rows_of_attack in group_by(scored, lambda row: row["attack"]).items():
+            if not any(row["value"] for row in rows_of_attack):
                 why = f"{describe_metric(main_metric).title} was not computed for any victim"
                 missing.append(MissingAttack(attack=f"{attack} ({name})", why=why, is_failure=True))
     return missing
@@ -197,29 +188,6 @@ def _describe_learning(answer: SweepAnswer) -> str:
         f"It is not shown that the model has learnt with {enumerate_words(names)}, so leakage and accuracy there say "
         "little about a trained model."
     )
-
-
-def _list_settings(answer: SweepAnswer) -> list[SettingAnswer]:
-    """Return the rows of the sweep's answer."""
-    settings = []
-    for row in answer.rows:
-        settings.append(
-            SettingAnswer(
-                name=row.name,
-                is_defended=row.defended,
-                verdict=row.verdict,
-                reason=row.reason,
-                leakage=row.leakage,
-                difference=row.difference,
-                accuracy=row.accuracy,
-                accuracy_change=row.accuracy_change,
-                proved=row.proved,
-                promise=row.promise,
-                measured=row.measured,
-                no_learning=row.no_learning,
-            )
-        )
-    return settings
 
 
 def _collect_evidence(path: Path, folder: Path, problems: Sequence[str]) -> Evidence:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fedsim.base.errors import ConfigError, number_of
+from fedsim.base.grouping import group_by
 from fedsim.dossier.attacked import list_unjudged
 from fedsim.dossier.contents import (
     CANNOT_DECIDE,
@@ -179,11 +180,8 @@ def relevant_results(dossier: Dossier) -> list[Result]:
 
 def _collect_quantities(dossier: Dossier) -> dict[str, Quantity]:
     """Return what thresholds can be about, by name."""
-    results_by_metric: dict[str, list[Result]] = {}
-    for result in relevant_results(dossier):
-        results_by_metric.setdefault(result.metric, []).append(result)
     quantities = {}
-    for metric, results in results_by_metric.items():
+    for metric, results in group_by(relevant_results(dossier), lambda result: result.metric).items():
         if not describe_metric(metric).meaning:  # else it says nothing about leakage
             quantities[metric] = _worst_of_metric(metric, results, dossier)
     return quantities | _epsilon_quantities(dossier) | _accuracy_quantity(dossier)

@@ -6,10 +6,10 @@ it do nothing: it weakens the attack, and a sentence names the metrics.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from fedsim.base.grouping import group_by
 from fedsim.interfaces.metric import describe_metric
 from fedsim.report.adaptive import NOT_CONCLUDED
 from fedsim.report.defense_outcomes import NOTHING, WEAKENS, WORST_FIRST, DefenseOutcome
@@ -74,10 +74,7 @@ def judge_attacks(outcomes: Iterable[DefenseOutcome]) -> list[AttackOutcome]:
     are several chances to see that where nothing is to be seen: less has to leak by all of them, or by
     one beyond what Bonferroni's correction for their number allows.
     """
-    by_attack: dict[str, list[DefenseOutcome]] = defaultdict(list)
-    for outcome in outcomes:
-        by_attack[outcome.attack].append(outcome)
-    judged = [_judge_attack(several) for several in by_attack.values()]
+    judged = [_judge_attack(several) for several in group_by(outcomes, lambda outcome: outcome.attack).values()]
     return sorted(judged, key=lambda item: item.severity)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.base.files import write_text
+from fedsim.base.grouping import group_by
 from fedsim.report.charts import Curve, Look, draw_curves
 from fedsim.report.differences import Difference, difference_text, explain_equality, score_beside_floor
 from fedsim.report.html import render_page
@@ -47,7 +48,7 @@ def write_comparison_page(
     """
     groups = []
     for name, items in differences.items():
-        groups.append((name, explain_equality(items), _group_by_attack(items), uncompared[name]))
+        groups.append((name, explain_equality(items), group_by(items, lambda item: item.attack), uncompared[name]))
     text = render_page(
         "comparison.html.j2",
         ("charts.js",),
@@ -78,13 +79,6 @@ def _quality_charts(columns: Sequence[RunColumn]) -> list[Any]:
         title = f"{measured} of the model".capitalize()
         charts.append(draw_curves(title, lines, xlabel="round", ylabel=measured, legend=True))
     return charts
-
-
-def _group_by_attack(differences: Sequence[Difference]) -> dict[str, list[Difference]]:
-    groups: dict[str, list[Difference]] = {}
-    for difference in differences:
-        groups.setdefault(difference.attack, []).append(difference)
-    return groups
 
 
 def _pictures_by_attack(columns: Sequence[RunColumn]) -> dict[str, list[tuple[str, list[bytes | None]]]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedsim.base.errors import number_of
+from fedsim.base.grouping import group_by
 from fedsim.federation.failed_attacks import FailedAttack
 
 _MAX_NAMED = 10
@@ -13,9 +14,6 @@ _MAX_NAMED = 10
 
 def name_victims(jobs: Sequence[tuple[str, str, int, int]]) -> str:
     """Return `client 1 (round 2), client 2 (rounds 1-3)`, of many clients their number alone.
-
-    Args:
-        jobs: title, round or rounds, victim and random start of each.
 
     >>> name_victims([("sme", "2", 1, 0), ("sme", "1-3", 2, 0)])
     'client 1 (round 2), client 2 (rounds 1-3)'
@@ -33,11 +31,8 @@ def name_victims(jobs: Sequence[tuple[str, str, int, int]]) -> str:
 
 def group_failed_attacks(failed: Sequence[FailedAttack]) -> list[tuple[str, str, str]]:
     """Return for each attack and error the attack, the victims that it failed on, and the error."""
-    groups: dict[tuple[str, str], list[FailedAttack]] = {}
-    for attempt in failed:
-        groups.setdefault((attempt.attack, attempt.why), []).append(attempt)
     grouped = []
-    for (attack, why), attempts in groups.items():
+    for (attack, why), attempts in group_by(failed, lambda attempt: (attempt.attack, attempt.why)).items():
         grouped.append((attack, name_victims([attempt.job for attempt in attempts]), why))
     return grouped
 

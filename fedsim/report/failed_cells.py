@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence, Set
+from operator import itemgetter
 
+from fedsim.base.grouping import group_by
 from fedsim.report.setting_names import SettingNames
 from fedsim.report.summary import enumerate_words
 from fedsim.report.sweep_groups import Row
@@ -16,17 +17,12 @@ def describe_failed_cells(rows: Sequence[Row], cells: Sequence[Row], axes: Seque
 
     An attack that is made without a defense, and fails with it, may have met the defense at work: why it failed is
     quoted. Where no attack was made, as where all clients failed and no federation came about, nothing was met.
-
-    Args:
-        rows: rows of `sweep.csv`.
-        cells: rows of `cells.csv`.
-        axes: names of the axes, without attack and seed.
     """
     asked = [row for row in cells if row["state"] != "does not apply"]
     names = SettingNames.from_labels(axes, [tuple(row[axis] for axis in axes) for row in asked])
     scored = {row["cell"] for row in rows if row["value"]}
     sentences, others = [], list[Row]()
-    for attack, of_attack in _group_by_attack(asked).items():
+    for attack, of_attack in group_by(asked, itemgetter("attack")).items():
         lacking = [row for row in of_attack if row["state"] != "done"]
         stopped = [row for row in lacking if _is_stopped(row, scored)]
         others += [row for row in lacking if row not in stopped]
@@ -42,13 +38,6 @@ def describe_failed_cells(rows: Sequence[Row], cells: Sequence[Row], axes: Seque
     return sentences
 
 
-def _group_by_attack(cells: Sequence[Row]) -> dict[str, list[Row]]:
-    by_attack: dict[str, list[Row]] = defaultdict(list)
-    for row in cells:
-        by_attack[row["attack"]].append(row)
-    return by_attack
-
-
 def _is_stopped(row: Row, scored: Set[str]) -> bool:
     """Return whether an attack was made in a cell and failed on all victims, and not on all of its control."""
     was_made = row["state"] == "failed" and bool(row["run"])
@@ -60,9 +49,9 @@ def _describe_others(cells: Sequence[Row], asked: Sequence[Row], scored: Set[str
     states = []
     for row in cells:
         states.append("failed in part" if row["state"] == "failed" and row["cell"] in scored else row["state"])
-    by_attack = _group_by_attack(asked)
+    by_attack = group_by(asked, itemgetter("attack"))
     counts = []
-    for attack, lacking in _group_by_attack(cells).items():
+    for attack, lacking in group_by(cells, itemgetter("attack")).items():
         counts.append(f"{attack} in {len(lacking)} of {len(by_attack[attack])}")
     why = enumerate_words(list(dict.fromkeys(states)))
     return f"Results of some cells are missing ({why}): {enumerate_words(counts)}."

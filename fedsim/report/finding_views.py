@@ -26,6 +26,7 @@ from fedsim.audit.evaluation.truth import Truth
 from fedsim.audit.finding_files import load_claim
 from fedsim.base.errors import FedsimError, RunError, error_reason, one_line
 from fedsim.base.files import write_bytes, write_remedy
+from fedsim.base.grouping import group_by
 from fedsim.base.progress import track
 from fedsim.data import Dataset
 from fedsim.federation.run_folder import RunFolder
@@ -115,8 +116,6 @@ def read_findings(
     Args:
         notes: gets a sentence for each finding that cannot be read or shown, and for each truth that is not known.
         failures: gets the former alone.
-        score_rows: see `read_scores`.
-        names: see `name_attacks`.
         card_examples: by finding, the examples that cards of the page show.
     """
     views = []
@@ -161,9 +160,7 @@ def _sort_key(path: Path) -> tuple[list[list[int]], str]:
 
 def _best_guesses(score_rows: Sequence[Mapping[str, str]]) -> dict[FindingKey, str]:
     """Return by finding the guess that sets its floor by the preferred metric of its examples."""
-    rows_by_metric: dict[str, list[Mapping[str, str]]] = {}
-    for row in score_rows:
-        rows_by_metric.setdefault(row["metric"], []).append(row)
+    rows_by_metric = group_by(score_rows, lambda row: row["metric"])
     guesses: dict[FindingKey, str] = {}
     for metric in sort_metrics(rows_by_metric):
         facts = describe_metric(metric)

@@ -243,7 +243,7 @@ def suggest_after_sweep(
     if is_app and "--app" not in command:
         command += " --app APP"
     dossier = NextStep(aim="Document the result in a dossier", command=f"fedsim dossier {shlex.quote(folder)}")
-    defended = [row for row in answer.rows if row.defended]
+    defended = [row for row in answer.rows if row.is_defended]
     if not defended:
         if not any(row.leaking for row in answer.rows):
             return [NextStep(aim="Attack all clients", command=f"{command} --set {_ALL_VICTIMS}"), dossier]

@@ -71,13 +71,7 @@ class SweepAnswer:
 
 
 def answer_sweep(rows: Sequence[Row], cells: Sequence[Row], axes: Sequence[str]) -> SweepAnswer:
-    """Answer what the defenses of a sweep are worth, or where there are none, what leaks.
-
-    Args:
-        rows: rows of `sweep.csv`.
-        cells: rows of `cells.csv`.
-        axes: names of the axes, without attack and seed.
-    """
+    """Answer what the defenses of a sweep are worth, or where there are none, what leaks."""
     rows_by_setting: dict[Labels, list[Row]] = defaultdict(list)
     for row in rows:
         rows_by_setting[tuple(row[axis] for axis in axes)].append(row)
@@ -106,13 +100,13 @@ def answer_sweep(rows: Sequence[Row], cells: Sequence[Row], axes: Sequence[str])
         is_defended = any(row["cell"] != row["control"] for row in of_setting)
         details = attack_outcomes(of_setting, controls, no_control, open_rounds) if is_defended else []
         setting_rows.append(_setting_row(name, axes, metric, of_setting, controls, details))
-    has_defenses = any(row.defended for row in setting_rows)
+    has_defenses = any(row.is_defended for row in setting_rows)
     warning = explain_no_leak(rows, axes) if has_defenses else ""
     guesses = [float(row["guess"]) for row in rows if row["guess"]]
     return SweepAnswer(
         lead=write_lead(setting_rows, warning),
         metric=metric,
-        rows=sorted(setting_rows, key=lambda row: row.defended),
+        rows=sorted(setting_rows, key=lambda row: row.is_defended),
         defended=has_defenses,
         guess=math.fsum(guesses) / len(guesses) if guesses else math.nan,
         seeds=list(dict.fromkeys(row["seed"] for row in rows)),
@@ -141,7 +135,7 @@ def _setting_row(
     proved = [float(row["proved_epsilon"]) for row in rows if row["proved_epsilon"]]
     return SettingRow(
         name=name,
-        defended=is_defended,
+        is_defended=is_defended,
         outcomes=outcomes,
         details=details,
         leaking=list(dict.fromkeys(reading.summary.attack for reading in leaking)),

@@ -54,7 +54,7 @@ class SettingRow:
     """
 
     name: str
-    defended: bool
+    is_defended: bool
     outcomes: Sequence[AttackOutcome]
     details: Sequence[DefenseOutcome]
     leaking: Sequence[str]
@@ -90,7 +90,7 @@ def write_lead(rows: Sequence[SettingRow], warning: str) -> str:
     Args:
         warning: that nothing leaks without a defense; empty where something does.
     """
-    if not any(row.defended for row in rows):
+    if not any(row.is_defended for row in rows):
         return _lead_without_defenses(rows)
     has_outcome = any(outcome.word != NOT_CONCLUDED for row in rows for outcome in row.outcomes)
     if warning and not has_outcome:

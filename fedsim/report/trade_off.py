@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
 from markupsafe import Markup
 
+from fedsim.base.grouping import group_by
 from fedsim.report.charts import NO_GUIDE, ChartPoint, Guide, Look, draw_points
 from fedsim.report.setting_names import SettingNames
 from fedsim.report.sweep_groups import MIN_SEEDS, Estimate, Labels, ScoreGroup
@@ -90,10 +90,7 @@ def _mean_floor(drawn: Sequence[ScoreGroup]) -> float:
 
 def strongest_attacks(score_groups: Sequence[ScoreGroup], sign: int) -> list[ScoreGroup]:
     """Return for each setting the attack that has the best mean; baselines are no attacks."""
-    by_setting: dict[Labels, list[ScoreGroup]] = defaultdict(list)
-    for group in score_groups:
-        if not group.baseline:
-            by_setting[group.labels].append(group)
+    by_setting = group_by((group for group in score_groups if not group.baseline), lambda group: group.labels)
     return [max(attacks, key=lambda group: sign * group.mean) for attacks in by_setting.values()]
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from fedsim.base.grouping import group_by
 
 NONE = "none"
 """Label of an empty list: no defense, no measure."""
@@ -22,10 +23,7 @@ def label_values(values: Sequence[Any]) -> list[str]:
     ['dp-sgd clip=1.0', 'dp-sgd clip=2.0', 'none']
     """
     table_lists = [_tables(value) for value in values]
-    lists_by_titles: dict[tuple[str, ...], list[Sequence[Mapping[str, Any]]]] = defaultdict(list)
-    for tables in table_lists:
-        if tables is not None:
-            lists_by_titles[_titles(tables)].append(tables)
+    lists_by_titles = group_by((tables for tables in table_lists if tables is not None), _titles)
     result: list[str] = []
     for value, tables in zip(values, table_lists, strict=True):
         if tables is None:

@@ -17,6 +17,7 @@ from fedsim.base.errors import (
     TrustError,
     error_reason,
 )
+from fedsim.base.grouping import group_by
 from fedsim.base.progress import track
 from fedsim.base.randomness import use_one_thread
 from fedsim.federation.experiment import Experiment
@@ -161,9 +162,7 @@ def plan_sweep(file: SweepFile, store: CellStore, *, trust: bool) -> SweepPlan:
 
 def _find_inapplicable(cells: Iterable[SweepCell], store: CellStore) -> dict[str, str]:
     """Return by key the reasons why cells do not apply, as far as checks can tell before work."""
-    by_federation: dict[str, list[SweepCell]] = defaultdict(list)
-    for cell in cells:
-        by_federation[cell.federation].append(cell)
+    by_federation = group_by(cells, lambda cell: cell.federation)
     reasons: dict[str, str] = {}
     for group in track(by_federation.values(), "checking", len(by_federation)):
         experiment = Experiment(group[0].config)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
+from fedsim.base.grouping import group_by
 from fedsim.interfaces.metric import describe_metric, sort_metrics
 from fedsim.interfaces.panel import Panel
 from fedsim.report import adaptive
@@ -29,7 +30,7 @@ class ScoresPanel(Panel):
         pairs = [pair for pair in adaptive.pair_readings(run.readings) if pair.outcome]
         return render_fragment(
             "scores.html.j2",
-            leaks=_readings_by_attack(run.merged_readings),
+            leaks=group_by(run.merged_readings, lambda reading: reading.summary.attack),
             explanations=_explain_metrics(run.merged_readings),
             fewest=MIN_VICTIMS if most_victims(run.readings) < MIN_VICTIMS else 0,
             can_attack_more=most_victims(run.readings) < _count_recorded(run.recording),
@@ -37,7 +38,7 @@ class ScoresPanel(Panel):
             others=run.other_attackers,
             single=_example_noun(run.findings),
             remarks=adaptive.defense_remarks(run.readings, run.audit),
-            pairs=_pairs_by_attack(pairs),
+            pairs=group_by(pairs, lambda pair: pair.naive.summary.attack),
             found=run.findings,
             has_experiment=run.experiment is not None,
         )
@@ -48,28 +49,12 @@ def _count_recorded(recording: Recording) -> int:
     return len({reply.client for header in recording.headers for reply in header.replies})
 
 
-def _readings_by_attack(readings: Sequence[ScoreReading]) -> dict[str, list[ScoreReading]]:
-    groups: dict[str, list[ScoreReading]] = {}
-    for reading in readings:
-        groups.setdefault(reading.summary.attack, []).append(reading)
-    return groups
-
-
 def _explain_metrics(readings: Sequence[ScoreReading]) -> list[str]:
     """Return how to read the metrics and their floors, each sentence once."""
     explanations: dict[str, None] = {}
     for name in sort_metrics({reading.summary.metric for reading in readings}):
         explanations |= dict.fromkeys(describe_metric(name).explanations)
     return list(explanations)
-
-
-def _pairs_by_attack(
-    pairs: Sequence[adaptive.NaiveAdaptivePair],
-) -> dict[str, list[adaptive.NaiveAdaptivePair]]:
-    groups: dict[str, list[adaptive.NaiveAdaptivePair]] = {}
-    for pair in pairs:
-        groups.setdefault(pair.naive.summary.attack, []).append(pair)
-    return groups
 
 
 def _example_noun(findings: Sequence[FindingView]) -> tuple[str, str] | None:
