@@ -39,7 +39,6 @@ def read_adversary(
     """Read the adversary that `file` describes; without a file, the one that the run describes.
 
     Args:
-        file: an attack file or an experiment file.
         overrides: `key=value` settings of that file, or of the run's own experiment.
         trust: accept `module:callable` in a file that is in a run folder.
     """

@@ -52,7 +52,6 @@ class AppRequest:
 
     Attributes:
         file: how it is run and attacked.
-        beside: folder of the file, in which `module:callable` and truth files are found.
     """
 
     app: FlowerApp
@@ -67,11 +66,7 @@ class AppRequest:
         return Adversary(spec=self.file.attack_file, beside=self.beside, command=self.command)
 
     def describe(self, *, is_complete: bool) -> dict[str, Any]:
-        """Return what `app.toml` in the run folder says: of which app the run is, and how it was run.
-
-        Args:
-            is_complete: whether the app ended well, and all of it is recorded.
-        """
+        """Return what `app.toml` in the run folder says: of which app the run is, and how it was run."""
         tables = self.file.model_dump(mode="json", exclude_none=True, include=set(RUN_TABLES))
         return {
             "app": {
@@ -161,12 +156,7 @@ def read_request(folder: Path, file: Path | None, changes: Iterable[tuple[str, A
 def parse_request(
     app: FlowerApp, tables: dict[str, Any], where: str, beside: Path, *, trust: bool, path: Path | None
 ) -> AppRequest:
-    """Check the tables that say how an app is run and attacked, see `read_request`.
-
-    Args:
-        beside: folder in which `module:callable` and truth files are found.
-        path: of the file that they were read from; None for tables of a program.
-    """
+    """Check the tables that say how an app is run and attacked, see `read_request`."""
     check_possible(tables, where)
     spec = validate_tables(AppFile, tables, where)
     is_own = path is None or not is_in_run_folder(path)

@@ -195,7 +195,6 @@ def _checked_state(
     """Copy a state, with the names of `network`.
 
     Args:
-        role: what errors call it.
         state_or_model: the state, or a network that has it.
         statistics: whether the running statistics of BatchNorm layers are part of it; None where they may be or not.
     """
@@ -250,11 +249,7 @@ def _num_outputs(network: nn.Module, shape: tuple[int, ...], *, texts: bool) -> 
 
 
 def value_bounds(value_range: tuple[Any, Any] | None, where: str) -> tuple[list[float], list[float]] | None:
-    """Return lowest and highest values, one for each channel or one for all.
-
-    Args:
-        where: the function that errors name.
-    """
+    """Return lowest and highest values, one for each channel or one for all."""
     if value_range is None:
         return None
     try:

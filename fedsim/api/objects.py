@@ -113,9 +113,6 @@ def as_table(group: registry.Group, thing: Any, where: str) -> dict[str, Any]:
     A dataclass, such as an attack or a defense, becomes its class and its settings. A network or a strategy is copied,
     so that the caller may go on using its own.
 
-    Args:
-        group: the kind of plug-in that is expected.
-
     Raises:
         PluginError: it is an attack, a defense or a measure whose class is no frozen dataclass.
     """

@@ -79,9 +79,6 @@ def run(
 ) -> AuditResult:
     """Run the federation that `config` describes, attack what its server saw, and report.
 
-    Args:
-        follow: called after each iteration of each attack.
-
     Raises:
         FedsimError: the experiment is not valid, and no work was started; or the federation failed.
     """
@@ -135,9 +132,6 @@ def attack(
     folder: OpenRun, adversary: Adversary, *, trust: bool = False, follow: ReportJobProgress | None = None
 ) -> AuditResult:
     """Attack a recorded run, or the recording of a Flower app, and report.
-
-    Args:
-        follow: called after each iteration of each attack.
 
     Raises:
         FedsimError: the request is not valid; nothing was attacked.

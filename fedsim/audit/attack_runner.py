@@ -64,9 +64,6 @@ def _run_jobs(
 ) -> Generator[tuple[AttackJob, BaseException | None]]:
     """Run `jobs`, several at once on a CPU.
 
-    Args:
-        folder: for the processes of attacks of other packages.
-
     Yields:
         Each job with what it raised, or None.
     """
@@ -93,11 +90,7 @@ def _find_optima(audit: Audit, clients: Sequence[int]) -> None:
 
 
 def _isolate(audit: Audit, room: Path) -> Isolation:
-    """Return the processes of attacks of other packages, which learn no path to run or truth.
-
-    Args:
-        room: folder in which each process gets a folder of its own.
-    """
+    """Return the processes of attacks of other packages, which learn no path to run or truth."""
     hidden = [audit.folder.path, *(audit.base_folder / file for file in audit.spec.truth.values())]
     hidden += filter(None, [find_data_folder()])
     with suppress(DataError):  # there is no cache folder

@@ -19,9 +19,6 @@ def check_no_copies(finding: Finding, knowledge: Knowledge, where: str) -> None:
     """Raise AttackError where claimed examples are records of the victim that the attack was granted.
 
     They would count as recovered from the message, which says nothing of them.
-
-    Args:
-        where: round and client, for the error.
     """
     if not isinstance(finding, Reconstruction | Texts):
         return

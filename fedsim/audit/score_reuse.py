@@ -44,11 +44,7 @@ class EarlierScores:
     new_hashes: dict[str, str] = field(default_factory=dict)
 
     def find_rows(self, path: Path, about: Mapping[str, Any], inputs: str) -> tuple[list[Row], list[Row]]:
-        """Return what the tables say of a finding; nothing where it has to be scored.
-
-        Args:
-            inputs: see `hash_inputs`.
-        """
+        """Return what the tables say of a finding; nothing where it has to be scored."""
         if not inputs or self._old_hashes.get(self._name_finding(path)) != inputs:
             return [], []
         self.note_scores(path, inputs)

@@ -203,9 +203,6 @@ def scale_to_group(knowledge: Knowledge, members: int) -> Knowledge:
     A group is read as one client that holds all their N examples. In a step each member takes a
     mini-batch of its own, so B is the total of all members, and T = E ceil(N / B) the number of
     steps of a member of average size.
-
-    Args:
-        members: clients in the group; 0 for a client that stands for itself.
     """
     if not members or not knowledge.batch_size:
         return knowledge

@@ -18,11 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def check_truths(files: Mapping[str, Path], counts: Mapping[tuple[int, ...], set[int]], knowledge: Knowledge) -> None:
-    """Check the truth file of each client, and that at least one of them is recorded.
-
-    Args:
-        counts: see `count_group_examples`.
-    """
+    """Check the truth file of each client, and that at least one of them is recorded."""
     sizes: dict[str, int] = {}
     for client, file in files.items():
         truth = Truth.load(file)
@@ -88,11 +84,7 @@ def count_group_examples(transcript: Transcript) -> dict[tuple[int, ...], set[in
 
 
 def count_examples(group_counts: Mapping[tuple[int, ...], set[int]]) -> dict[str, set[int]]:
-    """Map each client, a sum counting as its first member, to the numbers of examples N of its updates.
-
-    Args:
-        group_counts: see `count_group_examples`.
-    """
+    """Map each client, a sum counting as its first member, to the numbers of examples N of its updates."""
     counts: dict[str, set[int]] = {}
     for group, of_group in group_counts.items():
         counts.setdefault(str(group[0]), set()).update(of_group)

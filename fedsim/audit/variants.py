@@ -47,11 +47,7 @@ def changed_settings(attack: Attack) -> dict[str, Any]:
 
 
 def hash_variant(*made_with: Any) -> str:
-    """Return eight hexadecimal digits, a hash of what an attack was made with.
-
-    Args:
-        made_with: plug-in, settings, knowledge, and the variant that the attack builds on.
-    """
+    """Return eight hexadecimal digits, a hash of what an attack was made with."""
     return hashlib.sha256(json.dumps(made_with, sort_keys=True).encode()).hexdigest()[:8]
 
 

@@ -23,11 +23,7 @@ _DISAGGREGATION = "disaggregation"
 
 @dataclass(frozen=True)
 class ObservedClients:
-    """Clients whose updates, or the sums over whose groups, the server saw in the attacked rounds.
-
-    Attributes:
-        headers: of these rounds, ascending.
-    """
+    """Clients whose updates, or the sums over whose groups, the server saw in the attacked rounds."""
 
     headers: Sequence[Header]
 

@@ -175,11 +175,7 @@ def _describe_reply(reply: Reply, *, show_message: bool) -> tuple[str, str, str]
 
 
 def _show_clear_text(exchanges_read: Iterable[RecordedExchange], *, rows: bool) -> None:
-    """Show what clients told the server in clear besides plain updates; with `rows` each set of messages as well.
-
-    Args:
-        exchanges_read: sets of messages, read one by one, for their arrays may be large.
-    """
+    """Show what clients told the server in clear besides plain updates; with `rows` each set of messages as well."""
     from fedsim.recording.clear_text import find_clear_texts
 
     message_rows = list[tuple[str, ...]]()

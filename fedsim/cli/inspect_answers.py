@@ -20,9 +20,7 @@ def show_answers(exchanges: Iterable[RecordedExchange], transcript: Transcript |
     """Say in one sentence each which numbers of how many people clients answered.
 
     Args:
-        exchanges: sets of messages, read one by one.
         transcript: updates, which may be histograms; None where there are none.
-        rows: show all clients and sentences.
     """
     from fedsim.recording.answers_in_clear import describe_answers, read_first_updates
 

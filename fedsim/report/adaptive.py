@@ -288,10 +288,6 @@ def remarks(readings: Sequence[ScoreReading], *, defended: bool, granted: bool) 
 
     An attack is judged by its first metric that has a verdict; a further metric by which the defense is worth less gets
     a sentence of its own.
-
-    Args:
-        defended: whether the clients of the run have defenses.
-        granted: whether the adversary knows them.
     """
     judged = [pair for pair in pair_readings(readings) if is_judged(pair.naive) and is_judged(pair.adaptive)]
     sentences = []

@@ -27,11 +27,7 @@ def find_main_metric(plugin: str, *, audit: Audit | None, trust: bool) -> str:
 
 
 def attack_classes(audit: Audit | None, findings: Sequence[Mapping[str, Any]], *, trust: bool) -> dict[str, Any]:
-    """Return by title the class of each attack, None if it is unknown; the order fixes the colours.
-
-    Args:
-        findings: the metadata of each finding, as the page needs it.
-    """
+    """Return by title the class of each attack, None if it is unknown; the order fixes the colours."""
     titles_of_findings = {finding["title"] for finding in findings}
     planned = audit.spec.attack if audit else []
     names = {table.title: table.name for table in planned if table.title not in titles_of_findings}
@@ -59,10 +55,6 @@ def name_attacks(
     """Return by title and variant the name of each attack that is scored or has a finding.
 
     Tables, pictures and curves share these names: a finding may be drawn and not be scored, or its score outlive it.
-
-    Args:
-        score_rows: see `read_scores`.
-        findings: see `read_metadata`.
     """
     return variant_names([*score_rows, *({**about, **variant_columns(about)} for about in findings)])
 
@@ -74,12 +66,7 @@ def find_attack_traits(
     *,
     trust: bool = False,
 ) -> dict[tuple[str, str], AttackTraits]:
-    """Return by title and variant of each attack what has to be known about it to read its scores.
-
-    Args:
-        names: see `name_attacks`.
-        findings: see `read_metadata`.
-    """
+    """Return by title and variant of each attack what has to be known about it to read its scores."""
     main_metric = cache(partial(find_main_metric, audit=audit, trust=trust))
     traits = {key: AttackTraits(name=name) for key, name in names.items()}
     for about in findings:

@@ -118,12 +118,7 @@ def attack_cards(
     values: image_scores.ExampleScores,
     leakages: Mapping[str, RoundLeakage],
 ) -> list[Card]:
-    """Return a card for each scored attack; an adaptive attack that equals the naive one shares its card.
-
-    Args:
-        extremes: by attack, the examples to show.
-        leakages: by attack its scores apart for each round.
-    """
+    """Return a card for each scored attack; an adaptive attack that equals the naive one shares its card."""
     by_key = {
         image_scores.finding_key({**finding.about, "attack": finding.about["title"]}): finding for finding in findings
     }

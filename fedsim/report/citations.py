@@ -22,7 +22,6 @@ def papers(config: Config | None, attacks: Mapping[str, Any], *, recorded: bool)
     """Return what to cite, each paper once, with what it is cited for.
 
     Args:
-        config: the settings of the experiment; None where it was recorded elsewhere.
         attacks: by title, the class of each attack, None if it is unknown.
         recorded: whether there is a recording, which Flower's messages are in.
     """

@@ -112,11 +112,7 @@ def column_title(column: str) -> str:
 
 
 def training_charts(rows: Sequence[Mapping[str, str]]) -> ChartGroup:
-    """Draw accuracy, loss and proved epsilon by round, as far as they were measured.
-
-    Args:
-        rows: rows of `metrics.csv`.
-    """
+    """Draw accuracy, loss and proved epsilon by round, as far as they were measured."""
     quantities = [
         ("accuracy", "Accuracy", "accuracy (fraction correct)", SERVER),
         ("loss", "Loss", "loss (mean over the test examples)", SERVER),

@@ -159,7 +159,6 @@ def attack_outcomes(
         rows: rows of `sweep.csv` of one setting with a defense.
         controls: those of its controls.
         no_control: why there is none; empty where there is one.
-        open_rounds: in which the defense does not act.
     """
     outcomes = []
     attacks = dict.fromkeys(row["attack"] for row in rows if row["baseline"] != "1")

@@ -37,6 +37,7 @@ and significance level of a test for each direction."""
 _PARTITION_SETTINGS = ("data.", "partition.", "federation.seed", "federation.clients")
 """Settings that determine who holds what."""
 Rows = Sequence[Mapping[str, Any]]
+"""Rows of `scores.csv`."""
 Update = tuple[str, str, str]
 
 
@@ -113,7 +114,6 @@ def differences(base: Rows, other: Rows, why_not_paired: str = "") -> list[Diffe
     """Return a difference for each attack and metric that both runs scored, in the order of `base`.
 
     Args:
-        base, other: rows of `scores.csv`.
         why_not_paired: what `same_clients` says.
     """
     base_summaries, other_summaries = summarise(base), summarise(other)
@@ -144,11 +144,7 @@ def explain_equality(items: Sequence[Difference]) -> str:
 
 
 def unshared_attacks(base: Rows, other: Rows) -> tuple[list[str], list[str]]:
-    """Return the attacks that only `base` scored and those that only `other` did: there they failed or were not made.
-
-    Args:
-        base, other: rows of `scores.csv`.
-    """
+    """Return the attacks that only `base` scored, and those that only `other` did."""
     base_titles, other_titles = _unmatched_titles(base, other)
     return (
         [name for name, title in base_titles.items() if title not in other_titles.values()],
@@ -160,9 +156,6 @@ def incomparable_attacks(base: Rows, other: Rows) -> list[str]:
     """Return a sentence for each attack that both runs scored, but in ways that cannot be compared.
 
     It was made in other ways, or some of its scores are by a metric that only one of the runs has.
-
-    Args:
-        base, other: rows of `scores.csv`.
     """
     base_titles, other_titles = _unmatched_titles(base, other)
     sentences = []

@@ -74,12 +74,7 @@ def find_largest_unseen(num_victims: int) -> float:
 
 
 def explain_open_rounds(rows: Sequence[Row], open_rounds: Iterable[int]) -> str:
-    """Say that a defense leaves rounds open of which none was attacked; empty where it leaves none, or one was.
-
-    Args:
-        rows: of `sweep.csv`, of one attack on clients with the defense.
-        open_rounds: in which the defense does not act.
-    """
+    """Say that a defense leaves rounds open of which none was attacked; empty where it leaves none, or one was."""
     attacked = set[int]()
     for row in rows:
         first, _, last = row["round"].partition("-")

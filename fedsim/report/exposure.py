@@ -61,7 +61,6 @@ def mean_quantities(rows: Iterable[Row], *, of_examples: bool = False) -> list[E
     """Average what was measured over rounds, for each quantity of each measure in their order.
 
     Args:
-        rows: rows of `exposure.csv`.
         of_examples: return the values of single examples; without, those of clients.
     """
     # Collect the finite values of each client or example.
@@ -154,14 +153,7 @@ def exposure_table(
     scores: Iterable[Mapping[str, Any]],
     names: Mapping[tuple[str, str], str],
 ) -> ExposureTable | None:
-    """Compare how exposed clients were with what leaked of them; None where nothing was measured.
-
-    Args:
-        rows: rows of `exposure.csv`.
-        readings: readings of the scores, the main metric of an attack first.
-        scores: rows of `scores.csv`.
-        names: see `fedsim.audit.variants.name_variants`.
-    """
+    """Compare how exposed clients were with what leaked of them; None where nothing was measured."""
     measured = mean_quantities(rows)
     if not rows:
         return None

@@ -170,11 +170,7 @@ def _png(figure: Figure) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class GalleryRow:
-    """Images in a gallery under a heading, in as many lines as they need.
-
-    Attributes:
-        images: `example channel height width` in [0, 1].
-    """
+    """Images in a gallery under a heading, in as many lines as they need."""
 
     title: str
     images: Tensor

@@ -146,7 +146,6 @@ def describe_attacked(rows: Sequence[Mapping[str, str]], num_rounds: int) -> str
 
     Args:
         rows: rows of `scores.csv`.
-        num_rounds: how many rounds were recorded.
 
     >>> describe_attacked([{"victim": "0", "round": "1"}, {"victim": "4", "round": "1"}], 8)
     'The attacks used the messages of clients 0 and 4 in round 1 of 8.'
@@ -173,10 +172,6 @@ def final_accuracy(rows: Sequence[Mapping[str, str]], config: Config | None = No
 
     It is that of the last evaluated round, on the public test set; where the server has no such figure, the plain mean
     over clients, each on what it holds out. Where clients have models of their own, the sentence says whose it is.
-
-    Args:
-        rows: rows of `metrics.csv`.
-        config: settings of the experiment, where they are known.
     """
     max_examples = config.federation.evaluate_examples if config else None
     test_set = f"at most {max_examples} examples of the public test set" if max_examples else "the public test set"
@@ -205,9 +200,6 @@ def _describe_own_models(
     """Say how good the clients' own models are, and how good the shared one is, where there is one.
 
     Args:
-        test_set: on which the server evaluates.
-        server: its figure: that of the shared model, or else the mean of the clients'.
-        values: the clients' figures.
         is_shared: whether the server's is that of the shared model.
     """
     sentences = []
@@ -228,8 +220,6 @@ def describe_accuracy(
     """Say how good the recorded model is, or where to look for that, as of a Flower app.
 
     Args:
-        rows: rows of `metrics.csv`.
-        config: settings of the experiment; None where the run was recorded elsewhere.
         reported: what clients of such a run told the server.
     """
     sentence = final_accuracy(rows, config)
@@ -258,11 +248,7 @@ def describe_reported_accuracy(reported: ReportedAccuracy) -> str:
 
 
 def final_epsilon(rows: Sequence[Mapping[str, str]]) -> str:
-    """Say in a sentence what the client that spent most has spent by the last round; empty where nothing is proved.
-
-    Args:
-        rows: rows of `metrics.csv`.
-    """
+    """Say in a sentence what the client that spent most has spent by the last round; empty where nothing is proved."""
     last_texts, last_round = dict[str, str](), ""
     for row in rows:
         for column in epsilon_columns(row):

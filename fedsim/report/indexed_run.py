@@ -218,7 +218,6 @@ def _describe_state(folder: OpenRun, config: Config | None, attacked: set[str], 
     """Fill in how far a run came: its rounds first, and then the attacks that its file names.
 
     Args:
-        config: its experiment; None where it was recorded elsewhere.
         attacked: titles of the attacks that have scores or failed.
         entry: where it is filled in.
     """

@@ -27,9 +27,6 @@ def usual_roughness(public: Tensor | None) -> float:
 
     An image's roughness is its total variation. White noise has a third of the range, saturated noise a half;
     photographs have about a twentieth.
-
-    Args:
-        public: `image channel height width` in [0, 1]; None where there are none.
     """
     if public is None or public.ndim != 4 or not len(public):
         return math.nan
@@ -38,9 +35,6 @@ def usual_roughness(public: Tensor | None) -> float:
 
 def relative_roughness(claimed: Tensor, usual: float) -> float:
     """Return how many times as rough as public images the median claim is; NaN where they are no images.
-
-    Args:
-        claimed: `image channel height width` in [0, 1].
 
     >>> import torch
     >>> smooth = torch.linspace(0, 1, 16).expand(2, 1, 16, 16)

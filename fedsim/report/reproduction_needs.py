@@ -82,11 +82,7 @@ class ReferencedFiles:
 
 
 def plugin_origins(files: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return a sentence for each plug-in that does not come with fedsim.
-
-    Args:
-        files: the tables of each file.
-    """
+    """Return a sentence for each plug-in that does not come with fedsim."""
     sentences = []
     for tables in files:
         # Plug-ins by their tables.
@@ -128,11 +124,7 @@ def _nest(key: str, value: Any) -> dict[str, Any]:
 
 
 def metric_origins(names: Iterable[str]) -> list[str]:
-    """Return a sentence for each metric that does not come with fedsim.
-
-    Args:
-        names: of metrics that scored the run.
-    """
+    """Return a sentence for each metric that does not come with fedsim."""
     foreign = [name for name in dict.fromkeys(names) if registry.find_builtin_entry_point("metrics", name) is None]
     return [_origin("metrics", name) for name in foreign]
 

@@ -31,11 +31,7 @@ others than the server, or of other rounds, in which the group of the victim was
 def compute_score_ceilings(
     folder: RunFolder, scores: Sequence[Mapping[str, Any]], partition: str
 ) -> list[ProvedCeiling]:
-    """Return each score that has a value beside its ceiling; none where nothing is proved.
-
-    Args:
-        scores: rows of its `scores.csv`.
-    """
+    """Return each score that has a value beside its ceiling; none where nothing is proved."""
     ledger = read_ledger(folder)
     if not ledger:
         return []

@@ -183,9 +183,6 @@ def summarise(rows: Iterable[Mapping[str, Any]], names: Mapping[tuple[str, str],
     """Group rows of `scores.csv` by attack and metric, in order of appearance.
 
     One attack made with several settings is several attacks, whose names say what differs (`sme (iterations=10)`).
-
-    Args:
-        names: see `fedsim.audit.variants.name_variants`.
     """
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
     for row in name_variants(rows, names):

@@ -115,12 +115,7 @@ class ScoreGroup:
 
 
 def group_scores(rows: Sequence[Row], axes: Sequence[str], metric: str) -> list[ScoreGroup]:
-    """Group the scores by `metric` by attack and setting, in the order of the table.
-
-    Args:
-        rows: rows of `sweep.csv`.
-        axes: names of the axes, without attack and seed.
-    """
+    """Group the scores by `metric` by attack and setting, in the order of the table."""
     scored: dict[_Key, list[Row]] = defaultdict(list)
     failed: dict[_Key, set[tuple[str, str]]] = defaultdict(set)
     missing: dict[_Key, set[tuple[str, str]]] = defaultdict(set)

@@ -20,7 +20,6 @@ def explain_no_leak(rows: Iterable[Row], axes: Sequence[str]) -> str:
 
     Args:
         rows: rows of `sweep.csv`, of which those without a defense count; empty where there are none.
-        axes: names of the axes, without attack and seed.
     """
     readings = list(_undefended_readings(rows, axes))
     if not readings or any(reading.verdict == LEAKS for reading in readings):
@@ -34,12 +33,7 @@ def explain_no_leak(rows: Iterable[Row], axes: Sequence[str]) -> str:
 
 
 def find_main_metric(rows: Iterable[Row], axes: Sequence[str]) -> str:
-    """Return the first metric by which something leaks without a defense, or else the first one; empty for none.
-
-    Args:
-        rows: rows of `sweep.csv`.
-        axes: names of the axes, without attack and seed.
-    """
+    """Return the first metric by which something leaks without a defense, or else the first one; empty for none."""
     several = list(rows)
     names = sort_metrics({row["metric"] for row in several if row["metric"]})
     metrics = [metric for metric in names if not explain_no_verdict(metric)]

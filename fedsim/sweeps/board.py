@@ -37,8 +37,6 @@ class SweepBoard:
         """Record the end of a job.
 
         Args:
-            job: federation or cell that ended.
-            error: reason of its failure; None where it succeeded.
             waiting: cells that its failure leaves without a federation.
 
         Returns:

@@ -114,8 +114,6 @@ def parse_sweep(
 
     Args:
         tables: [sweep], and the experiment's unless a base is named; they are changed.
-        folder: folder to which paths are relative.
-        kind: as for `read_sweep`.
     """
     check_possible(tables, where)
     sweep_table = tables.pop("sweep", None)

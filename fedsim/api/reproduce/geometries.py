@@ -27,7 +27,6 @@ def geometry_figures(
 
     Args:
         beside: to which paths in the recipe are relative.
-        decimals: by quantity, how many digits behind the point.
 
     Raises:
         FedsimError: a run failed.

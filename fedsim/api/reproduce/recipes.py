@@ -173,11 +173,7 @@ def duration_text(minutes: float) -> str:
 
 
 def read_sweep_figures(recipe: TableRecipe, scores: Scores, decimals: Mapping[str, int]) -> dict[str, dict[str, str]]:
-    """Read the figures of a sweep, by row and quantity; what was not run is left out.
-
-    Args:
-        decimals: by quantity, how many digits behind the point.
-    """
+    """Read the figures of a sweep, by row and quantity; what was not run is left out."""
     figures = {}
     for row, labels in recipe.rows.items():
         lines = [line for line in scores.rows if _has_labels(line, labels)]
@@ -217,12 +213,7 @@ def _has_labels(line: Mapping[str, str], labels: Mapping[str, str | int | float]
 
 
 def _figure(reading: FigureSource, lines: Sequence[Mapping[str, str]], recipe: TableRecipe, decimals: int) -> str:
-    """Format mean and spread over victims and seeds, and over how many if some have none; empty where it was not run.
-
-    Args:
-        lines: rows of `sweep.csv` of one setting.
-        decimals: how many digits behind the point.
-    """
+    """Format mean and spread over victims and seeds, and over how many if some have none; empty if it was not run."""
     attack = reading.attack or (lines[0]["attack"] if lines else "")
     values = _values(reading, attack, lines)
     other_values = _values(reading, reading.minus or reading.over or attack, lines)

@@ -38,7 +38,6 @@ def doubt_units(claimed: Tensor, true: Tensor, where: str) -> None:
     Args:
         claimed: `claim ...`, numbers in [0, 1].
         true: `example ...`, what the victim held, likewise.
-        where: attack and client, for the sentence.
     """
     for end in (0.0, 1.0):
         shares = [float((values == end).double().mean()) for values in (claimed, true)]

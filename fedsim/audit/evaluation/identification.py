@@ -47,7 +47,6 @@ def score_identification(claimed: Tensor, truth: Truth, pool: Pool | None, devic
     """Score `identified`.
 
     Args:
-        pool: its examples among others; None where no others are known.
         device: on which a modality of fedsim compares.
     """
     if pool is None:

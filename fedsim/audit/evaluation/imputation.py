@@ -45,7 +45,6 @@ class Imputation:
     anything.
 
     Attributes:
-        shares: `category`, its frequency in the public records.
         model: scikit-learn's gradient boosting; None where all public records have one category.
     """
 

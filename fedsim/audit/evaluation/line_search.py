@@ -32,10 +32,6 @@ def minimise_on_line(function: LineFunction, at_end: float) -> float:
 
     The positions come first because ReLUs and max pooling make functions of a model rugged, where a
     search alone ends in the first valley that it meets.
-
-    Args:
-        function: is evaluated at positions below 1.
-        at_end: its value at 1.
     """
     from scipy.optimize import minimize_scalar
 
@@ -60,8 +56,6 @@ def minimise_coarsely(function: LineFunction, at_end: float, rival: LinePoint | 
     (0.0, 0.4)
 
     Args:
-        function: is evaluated at positions below 1.
-        at_end: its value at 1.
         rival: low point of another function. Where `function` is no lower there, the search ends with
             this one evaluation: what counts is the lower one of both.
     """
@@ -92,7 +86,6 @@ def _follow_parabola(values: Mapping[float, float], *, needs_distance: bool) -> 
     """Return where a parabola leads, the value that it expects there, and its gain at its lowest point.
 
     Args:
-        values: by position, at least three.
         needs_distance: whether the next position is at some distance from the best one.
     """
     best = min(values, key=lambda position: values[position])

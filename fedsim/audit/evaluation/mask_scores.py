@@ -67,8 +67,6 @@ def score_masks(claimed: Tensor, true: Tensor, public: PublicExamples | None, rn
     """Score claimed masks; the floor is the best of guesses that are as many and as diverse.
 
     Args:
-        claimed: `claim height width`, class indices.
-        true: `example height width`, class indices.
         public: examples that the victim does not hold, with masks like its own.
     """
     if complaint := describe_ignored_pixels(true):
@@ -102,10 +100,6 @@ def mask_iou(claimed: Tensor, true: Tensor) -> float:
     """Return the mean IoU of the true masks with the claims that are assigned to them; one without a claim counts 0.
 
     The IoU of two masks is the mean over the classes that are in either of them.
-
-    Args:
-        claimed: `claim height width`, class indices.
-        true: `example height width`, likewise.
 
     >>> mask_iou(torch.tensor([[[0, 0, 1, 1]]]), torch.tensor([[[0, 0, 0, 1]]]))  # 2 of 3, and 1 of 2
     0.5833333333333333

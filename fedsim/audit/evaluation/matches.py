@@ -61,11 +61,7 @@ class Pool:
         )
 
     def expected_share(self, is_matched: Tensor) -> float:
-        """Return the share of the victim's examples that as many matches hit on average by chance.
-
-        Args:
-            is_matched: `example`, whether any claim matches it.
-        """
+        """Return the share of the victim's examples that as many matches hit on average by chance."""
         expected = 0.0
         for label in set(self.classes.tolist()):
             of_class = self.classes == label

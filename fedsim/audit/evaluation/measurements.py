@@ -32,9 +32,6 @@ def measure_claims(claimed: Tensor, truth: Truth, weights: Path | None) -> Metri
     """Assign claims one-to-one to the true examples and compute the metrics of their modality.
 
     A true text without any token has no value. Texts also have `words_found`, of all together.
-
-    Args:
-        weights: folder with weights of networks.
     """
     return measure_sets([claimed], truth, weights, CPU)[0]
 
@@ -49,7 +46,6 @@ def measure_sets(
 
     Args:
         claimed_sets: `claim ...` each.
-        weights: folder with weights of networks.
         device: on which is computed; the values are on the CPU.
     """
     if truth.has_tokens:
@@ -148,7 +144,6 @@ def measure_chance_matches(
 
     Args:
         others: examples that it does not hold.
-        weights: folder with weights of networks.
         device: on which metrics of fedsim compare.
     """
     context, shares = _context_of(truth, weights), MetricValues()

@@ -174,9 +174,6 @@ def score_membership(scores: Tensor, is_member: Tensor) -> list[Score]:
     false-positive rate, the figures that [Carlini2022] asks for. Where k of n non-members may reach
     the threshold, random scores get (k + 1) / (n + 1) on average, a little more than that rate,
     because the threshold is lowered until the next non-member would reach it.
-
-    Args:
-        is_member: `candidate`, whether the victim trained on it.
     """
     if scores.shape != is_member.shape:
         raise DataError(f"truth: the attack scores {len(scores)} candidates, the truth is about {len(is_member)}")

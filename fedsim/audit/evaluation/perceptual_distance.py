@@ -100,7 +100,6 @@ def check_backbone(weights: Path | None, shape: Sequence[int] | None = None) -> 
     """Read the weights for LPIPS, where there are any: before attacks, not when they are scored.
 
     Args:
-        weights: folder with the file of weights.
         shape: of an example; None where it is not known. Nothing is read where no LPIPS is computed of it.
 
     Raises:

@@ -130,7 +130,6 @@ def compute_ceiling(
     Args:
         row: of `scores.csv`.
         knowledge: what the attack was granted, by name.
-        curve: see `find_trade_off`.
     """
     metric = str(row["metric"])
     if isinstance(curve, str):

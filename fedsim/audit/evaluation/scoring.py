@@ -309,7 +309,6 @@ def frequency_guess_accuracy(true: Tensor, frequencies: Tensor) -> float:
 
     Args:
         true: `example`, N labels.
-        frequencies: `class`, which sum to 1.
     """
     from scipy.special import betainc
 

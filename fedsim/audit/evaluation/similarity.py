@@ -125,12 +125,7 @@ class AttackedUpdate:
             return self._distance(1.0, self.to_model_units(data), labels.to(self.device))
 
     def similarities_at_broadcast(self, data_sets: Sequence[Tensor], labels: Tensor) -> list[float] | None:
-        """Compute `l_sim` of several sets of examples at once; None where that is to be done one by one.
-
-        Args:
-            data_sets: `example ...` in [0, 1] each, all of one shape.
-            labels: `example`, class indices or targets, of each set.
-        """
+        """Compute `l_sim` of several sets of examples at once; None where that is to be done one by one."""
         with use_one_thread(), torch.enable_grad():
             input_sets = [self.to_model_units(data) for data in data_sets]
             return self._distances_of_batch([1.0], input_sets, labels.to(self.device))
@@ -139,8 +134,6 @@ class AttackedUpdate:
         """Compute `l_sim_line`; see `similarities`.
 
         Args:
-            data: `example ...` in [0, 1].
-            labels: `example`, class indices or targets.
             at_broadcast: their similarity at w_t.
         """
         with use_one_thread(), torch.enable_grad():
@@ -150,8 +143,6 @@ class AttackedUpdate:
         """Find a point where `l_sim_line` is near its least value, by a third of the gradients or fewer.
 
         Args:
-            data: `example ...` in [0, 1].
-            labels: `example`, class indices or targets.
             at_broadcast: their similarity at w_t.
             rival: such a point for other data, see `minimise_coarsely`; None for none.
         """

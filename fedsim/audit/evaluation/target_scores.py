@@ -51,7 +51,6 @@ def score_targets(
     count alike; without public examples there is no score of numbers.
 
     Args:
-        claimed: `claim target`.
         true: `example target`, labels (0 or 1) or numbers.
         goal: `labels` or `numbers`.
         public: examples that the victim does not hold, with targets like its own.
