@@ -173,23 +173,15 @@ def draw_curves(
     )
     up = Axis.fit_values([*values, *levels, *(limits or ())], ylabel, (HEIGHT - _BOTTOM, _TOP), log=log)
     stops = _readout_stops(drawn, across, up)
-    return render_fragment(
-        "chart.html.j2",
-        title=title,
-        width=WIDTH,
-        height=HEIGHT,
-        frame=(_LEFT, _TOP, WIDTH - _RIGHT, HEIGHT - _BOTTOM),
-        across=across,
-        up=up,
+    return _render_chart(
+        title,
+        across,
+        up,
         lines=[curve.line(across, up) for curve in drawn],
-        guides=[],
-        marks=[],
-        front="",
         stops=stops,
         table=_table_of_curves(drawn, xlabel, stops),
         some=len(stops) < len(np.unique(np.concatenate([curve.x for curve in drawn]))),
         legend=[(curve.name, curve.look) for curve in found] if legend else [],
-        linked=False,
     )
 
 
@@ -228,32 +220,32 @@ def draw_points(
     guides = [*_draw_guide(across, guide_across, vertical=True), *_draw_guide(up, guide_up, vertical=False)]
     occupied = [bar for point_bars in bars for bar in point_bars] + [guide["box"] for guide in guides]
     labels = _label_places(places, occupied, [p.label for p in found])
-    marks = []
+    marks, rows = [], []
     for point, (x, y), point_bars, label in zip(found, places, bars, labels, strict=True):
-        tooltip = _tooltip(point, xlabel, ylabel)
+        x_text, y_text = _value_text(point.x, point.x_interval), _value_text(point.y, point.y_interval)
+        tooltip = f"{point.name}: {xlabel} {x_text}, {ylabel} {y_text}"
         marks.append({"point": point, "x": x, "y": y, "bars": point_bars, "label": label, "tooltip": tooltip})
+        rows.append([point.name, x_text, y_text])
     front = sorted(position for point, position in zip(found, places, strict=True) if point.marked)
-    rows = []
-    for point in found:
-        rows.append([point.name, _value_text(point.x, point.x_interval), _value_text(point.y, point.y_interval)])
-    return render_fragment(
-        "chart.html.j2",
-        title=title,
-        width=WIDTH,
-        height=HEIGHT,
-        frame=(_LEFT, _TOP, WIDTH - _RIGHT, HEIGHT - _BOTTOM),
-        across=across,
-        up=up,
-        lines=[],
+    return _render_chart(
+        title,
+        across,
+        up,
         guides=guides,
         marks=marks,
         front=_svg_path(np.array(front)) if len(front) > 1 else "",
-        stops=[],
         table=(["", xlabel, ylabel], rows),
-        some=False,
         legend=legend,
         linked=any(point.href for point in found),
     )
+
+
+def _render_chart(title: str, across: Axis, up: Axis, **parts: Any) -> Markup:
+    """Render a chart with these parts of its template alone."""
+    frame = _LEFT, _TOP, WIDTH - _RIGHT, HEIGHT - _BOTTOM
+    size = {"width": WIDTH, "height": HEIGHT, "frame": frame}
+    nothing = {"lines": (), "guides": (), "marks": (), "stops": (), "front": "", "some": False, "linked": False}
+    return render_fragment("chart.html.j2", title=title, across=across, up=up, **size | nothing | parts)
 
 
 def draw_heat_map(
@@ -441,11 +433,6 @@ def _error_bar(axis: Axis, ends: tuple[float, float], across_place: float, *, le
         return []
     low, high = axis.position_of(ends[0]), axis.position_of(ends[1])
     return [(low, across_place, high, across_place) if level else (across_place, low, across_place, high)]
-
-
-def _tooltip(point: ChartPoint, xlabel: str, ylabel: str) -> str:
-    x, y = _value_text(point.x, point.x_interval), _value_text(point.y, point.y_interval)
-    return f"{point.name}: {xlabel} {x}, {ylabel} {y}"
 
 
 def _label_places(
