@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fedsim.base.errors import FedsimError
 from fedsim.dossier.contents import Accuracy, ExposedClient, MeasuredEpsilon, Proof, to_number
 from fedsim.federation.app_ledger import prove_by_messages
 from fedsim.federation.run_folder import read_exposures, read_ledger
+from fedsim.interfaces.defense import Defense, Guarantee
 from fedsim.privacy.distributed import DistributedPrivacy
-from fedsim.privacy.ledger import largest_spender, spending_by_client, unique_labels
+from fedsim.privacy.ledger import PrivacySpending, largest_spender, spending_by_client, unique_labels
 from fedsim.report.exposure import mean_quantities
 from fedsim.report.headline import describe_accuracy as say_accuracy
 from fedsim.report.reported_run import ReportedRun
@@ -46,22 +47,7 @@ def collect_proofs(run: ReportedRun, setting: str = "") -> tuple[list[Proof], st
             if guarantee is None:
                 unproved.append(label)
                 continue
-            most = largest_spender(clients) if clients else None
-            epsilon = most.epsilon if most else guarantee.epsilon
-            proofs.append(
-                Proof(
-                    setting=setting,
-                    defense=label,
-                    epsilon=to_number(epsilon),
-                    delta=to_number(most.delta if most else guarantee.delta),
-                    neighbours=guarantee.neighbours,
-                    accountant=guarantee.accountant,
-                    client=most.client if most else None,
-                    rounds=rounds,
-                    against=defense.against,
-                    promise=describe_epsilon(epsilon),
-                )
-            )
+            proofs.append(_make_proof(defense, label, guarantee, clients, rounds, setting))
     except FedsimError as error:
         return [], f"The guarantees of the defenses are unknown: {error}."
     nothing = f"No guarantee is proved for {enumerate_words(unproved)}." if unproved else ""
@@ -75,29 +61,41 @@ def _collect_app_proofs(run: ReportedRun, setting: str) -> tuple[list[Proof], st
         rows = read_ledger(run.folder)
         for _, defense, label in list_app_defenses(run):
             clients = spending_by_client(rows, label)
-            most = largest_spender(clients) if clients else None
-            guarantee = None if most is None else prove_by_messages(defense, most.rounds)
-            if most is not None and guarantee is not None:
-                proofs.append(
-                    Proof(
-                        setting=setting,
-                        defense=label,
-                        epsilon=to_number(most.epsilon),
-                        delta=to_number(most.delta),
-                        neighbours=guarantee.neighbours,
-                        accountant=guarantee.accountant,
-                        client=most.client,
-                        rounds=most.rounds,
-                        against=defense.against,
-                        promise=describe_epsilon(most.epsilon),
-                    )
-                )
+            rounds = largest_spender(clients).rounds if clients else 0
+            guarantee = prove_by_messages(defense, rounds) if clients else None
+            if guarantee is not None:
+                proofs.append(_make_proof(defense, label, guarantee, clients, rounds, setting))
     except FedsimError as error:
         return [], f"The guarantees of the defenses are unknown: {error}."
     if proofs:
         return proofs, ""
     named = run_facts(run).get("Defenses", "unknown")
     return [], f"No guarantee is proved for this Flower app; the defenses that fedsim put around its clients: {named}."
+
+
+def _make_proof(
+    defense: Defense,
+    label: str,
+    guarantee: Guarantee,
+    clients: Mapping[int, PrivacySpending],
+    rounds: int,
+    setting: str,
+) -> Proof:
+    """Return what is proved of a client's own defense, with the epsilon of the client that spent most, if any did."""
+    most = largest_spender(clients) if clients else None
+    epsilon = most.epsilon if most else guarantee.epsilon
+    return Proof(
+        setting=setting,
+        defense=label,
+        epsilon=to_number(epsilon),
+        delta=to_number(most.delta if most else guarantee.delta),
+        neighbours=guarantee.neighbours,
+        accountant=guarantee.accountant,
+        client=most.client if most else None,
+        rounds=rounds,
+        against=defense.against,
+        promise=describe_epsilon(epsilon),
+    )
 
 
 def _prove_sums(run: ReportedRun, privacy: DistributedPrivacy, setting: str) -> Proof:
