@@ -14,16 +14,17 @@ import signal
 import sys
 from importlib.metadata import version
 from traceback import walk_tb
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperArgument, TyperCommand
+from typer.utils import get_params_from_function
 
 from fedsim.base.errors import FedsimError, error_reason
 from fedsim.cli.allocator import keep_freed_memory
 from fedsim.cli.attack import attack
 from fedsim.cli.audit_defense import audit_defense
 from fedsim.cli.check import check
-from fedsim.cli.command import Command
 from fedsim.cli.compare import compare
 from fedsim.cli.data import show_data
 from fedsim.cli.doctor import doctor
@@ -47,6 +48,19 @@ from fedsim.cli.tune import tune
 from fedsim.plugins import registry
 from fedsim.plugins.allowed_code import restrict_code
 
+
+class _Command(TyperCommand):
+    """Command that shows the declared help of its arguments: from click 8.5 on, click's own class empties it."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        function = getattr(self.callback, "__wrapped__", None)
+        declared = get_params_from_function(function) if function else {}
+        for parameter in self.params:
+            if isinstance(parameter, TyperArgument) and parameter.name in declared:
+                parameter.help = getattr(declared[parameter.name].default, "help", None)
+
+
 cli = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 _INTERRUPTED = "interrupted"
 _PIPE_CLOSED = 128 + signal.SIGPIPE
@@ -64,14 +78,14 @@ _HOW_TO_RESUME = {
 }
 """What to do after an interrupt, by the command that was running."""
 for _command in (run, sweep, train, expose, attack, tune, compare, reproduce, geometry, materialise, report, index):
-    cli.command(cls=Command)(_command)
+    cli.command(cls=_Command)(_command)
 for _evidence_command in (dossier, verify, inspect):
-    cli.command(cls=Command)(_evidence_command)
-cli.command("data", cls=Command)(show_data)
-cli.command("list", cls=Command)(list_plugins)
-cli.command("import", cls=Command)(import_recording)
+    cli.command(cls=_Command)(_evidence_command)
+cli.command("data", cls=_Command)(show_data)
+cli.command("list", cls=_Command)(list_plugins)
+cli.command("import", cls=_Command)(import_recording)
 for _information_command in (show, check, audit_defense, lint, new, doctor):
-    cli.command(cls=Command)(_information_command)
+    cli.command(cls=_Command)(_information_command)
 
 
 def _print_version(wanted: bool) -> None:

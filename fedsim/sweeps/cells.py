@@ -8,18 +8,22 @@ its engine does not change its messages.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from fedsim.audit.evaluation.scoring_code import hash_scoring_code
 from fedsim.audit.plan import work_stages
 from fedsim.audit.threat_model import parse_device
 from fedsim.base.content_hashes import hash_files, hash_json
 from fedsim.base.errors import ConfigError, DataError, PluginError, error_reason
+from fedsim.data import Dataset
 from fedsim.data.cache import find_source_files
 from fedsim.federation.adversary_tables import AdversaryTable
 from fedsim.federation.build_plugins import build_attacks
@@ -36,7 +40,6 @@ from fedsim.interfaces.attack import BASELINE_SOURCES
 from fedsim.plugins import registry
 from fedsim.plugins.allowed_code import find_references
 from fedsim.plugins.code_hashes import hash_own_checkout, hash_plugin_code, hash_referenced_code
-from fedsim.sweeps.dataset_hash import hash_dataset
 from fedsim.sweeps.file import SERIAL
 from fedsim.sweeps.grid import GridPoint, SweepGrid
 from fedsim.sweeps.table import SCORES
@@ -262,9 +265,24 @@ def _cached_data_hash(table: str, folder: Path | None) -> str:
     try:
         files = find_source_files(registry.build("datasets", config.data.name, config.data.settings, "data"), folder)
         if not files:
-            return hash_dataset(Experiment(config).dataset)
+            return _hash_dataset(Experiment(config).dataset)
         return hash_files(files, folder)
     except OSError as error:
         raise DataError(f"data: {error.filename}: cannot be read ({error.strerror})") from error
     except SystemExit as error:
         raise PluginError(f"a plug-in ended the program ({error_reason(error)})") from error
+
+
+def _hash_dataset(dataset: Dataset) -> str:
+    """Return the SHA-256 of all examples and of the other fields of a data set."""
+    parts = {"train": dataset.train, "test": dataset.test}
+    names = [field.name for field in fields(dataset) if field.name not in parts]
+    values = [(name, getattr(dataset, name)) for name in names]
+    digest = hashlib.sha256(repr(values).encode())
+    for part in parts.values():
+        digest.update(repr(part.scale).encode())
+        for tensor in (part.raw, part.labels, part.groups):
+            digest.update(b"none" if tensor is None else f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+            if tensor is not None and tensor.numel():
+                digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
