@@ -135,10 +135,10 @@ def _run_group(group: Sequence[AppCell], folder: OpenRun, trust: bool) -> dict[s
     """Run the app of cells that differ in their attack alone, and attack it by all of them."""
     request, start = group[0].request, time.monotonic()
     titles = _name_attacks(group)
-    attacks = [
-        attack if attack.title == title else attack.model_copy(update={"label": title})
-        for title, attack in ((titles[cell.key], cell.request.file.attack[-1]) for cell in group)
-    ]
+    attacks = []
+    for cell in group:
+        attack, title = cell.request.file.attack[-1], titles[cell.key]
+        attacks.append(attack if attack.title == title else attack.model_copy(update={"label": title}))
     request = replace(request, file=request.file.model_copy(update={ATTACK: attacks}))
     try:
         if not _is_recorded(request, folder):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Column, Table
 
+from fedsim.base.grouping import group_by
 from fedsim.cli.options import console, finish
 
 if TYPE_CHECKING:
@@ -65,8 +67,9 @@ def _show_scores(comparison: Comparison, name: str, differences: Sequence[Differ
     equality = explain_equality(differences)
     if equality:
         _print_plain(f"{name} compared with {base}: {equality}")
-    for attack in dict.fromkeys(item.attack for item in differences if not equality):
-        console.print(_score_table(attack, base, name, [item for item in differences if item.attack == attack]))
+    else:
+        for attack, items in group_by(differences, attrgetter("attack")).items():
+            console.print(_score_table(attack, base, name, items))
     for run, attacks in zip((base, name), comparison.unshared_attacks(name), strict=True):
         if attacks:
             _print_plain(

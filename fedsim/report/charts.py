@@ -168,9 +168,8 @@ def draw_curves(
     drawn = [_CurveArrays.from_curve(curve) for curve in found]
     values = np.concatenate([part for curve in drawn for part in (curve.y, curve.low, curve.high)])
     levels = [curve.level for curve in found if math.isfinite(curve.level)]
-    across = Axis.fit_values(
-        np.concatenate([curve.x for curve in drawn]), xlabel, (_LEFT, WIDTH - _RIGHT), log=log_across
-    )
+    xs = np.concatenate([curve.x for curve in drawn])
+    across = Axis.fit_values(xs, xlabel, (_LEFT, WIDTH - _RIGHT), log=log_across)
     up = Axis.fit_values([*values, *levels, *(limits or ())], ylabel, (HEIGHT - _BOTTOM, _TOP), log=log)
     stops = _readout_stops(drawn, across, up)
     return _render_chart(
@@ -180,7 +179,7 @@ def draw_curves(
         lines=[curve.line(across, up) for curve in drawn],
         stops=stops,
         table=_table_of_curves(drawn, xlabel, stops),
-        some=len(stops) < len(np.unique(np.concatenate([curve.x for curve in drawn]))),
+        some=len(stops) < len(np.unique(xs)),
         legend=[(curve.name, curve.look) for curve in found] if legend else [],
     )
 

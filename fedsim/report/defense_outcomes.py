@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 from fedsim.base.errors import number_of
+from fedsim.base.grouping import group_by
 from fedsim.interfaces.metric import describe_metric, sort_metrics
 from fedsim.report.adaptive import (
     HOLDS,
@@ -161,10 +163,11 @@ def attack_outcomes(
         no_control: why there is none; empty where there is one.
     """
     outcomes = []
-    attacks = dict.fromkeys(row["attack"] for row in rows if row["baseline"] != "1")
-    for attack in attacks:
-        own_rows = [row for row in rows if row["attack"] == attack]
-        control_rows = [row for row in controls if row["attack"] == attack]
+    by_attack, controls_by_attack = group_by(rows, itemgetter("attack")), group_by(controls, itemgetter("attack"))
+    for attack, own_rows in by_attack.items():
+        if all(row["baseline"] == "1" for row in own_rows):
+            continue
+        control_rows = controls_by_attack.get(attack, [])
         metrics = sort_metrics({row["metric"] for row in own_rows if row["metric"]})
         forms: dict[str, tuple[AttackReading | None, ...]] = {}
         for metric in metrics:

@@ -75,16 +75,20 @@ def mean_quantities(rows: Iterable[Row], *, of_examples: bool = False) -> list[E
         values = values_by_quantity.setdefault(key, defaultdict(list))[int(row["client"]), example]
         if math.isfinite(float(row["value"])):
             values.append(float(row["value"]))
-    return [
-        ExposureQuantity(
-            measure=measure,
-            name=name,
-            larger_means=meanings[measure, name],
-            values={who: fmean(values) for who, values in by_who.items() if values},
-            undefined=[who for who, values in by_who.items() if not values],
+    quantities = []
+    for (measure, name), by_who in values_by_quantity.items():
+        means = {who: fmean(values) for who, values in by_who.items() if values}
+        undefined = [who for who in by_who if who not in means]
+        quantities.append(
+            ExposureQuantity(
+                measure=measure,
+                name=name,
+                larger_means=meanings[measure, name],
+                values=means,
+                undefined=undefined,
+            )
         )
-        for (measure, name), by_who in values_by_quantity.items()
-    ]
+    return quantities
 
 
 def draw_examples(quantities_of_examples: Sequence[ExposureQuantity], image_of: Callable[[Who], Tensor]) -> bytes:
@@ -117,15 +121,13 @@ def draw_examples(quantities_of_examples: Sequence[ExposureQuantity], image_of: 
 
 def draw_clients(quantities_of_clients: Sequence[ExposureQuantity]) -> bytes:
     """Draw a PNG of clients in the order of each quantity, the most exposed on top; of many, the first ones."""
-    ladders = [
-        figures.Ladder(
-            title=quantity.title,
-            xlabel=quantity.meaning,
-            names=[f"client {client}" for client, _ in quantity.ranking[:CLIENTS]],
-            values=[quantity.values[who] for who in quantity.ranking[:CLIENTS]],
-        )
-        for quantity in quantities_of_clients
-    ]
+    ladders = []
+    for quantity in quantities_of_clients:
+        names, values = list[str](), list[float]()
+        for who in quantity.ranking[:CLIENTS]:
+            names.append(f"client {who[0]}")
+            values.append(quantity.values[who])
+        ladders.append(figures.Ladder(title=quantity.title, xlabel=quantity.meaning, names=names, values=values))
     return figures.draw_ladders(ladders)
 
 

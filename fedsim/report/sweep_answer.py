@@ -6,8 +6,10 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from fedsim.audit.plan import ADAPTIVE
+from fedsim.base.grouping import group_by
 from fedsim.interfaces.metric import describe_metric, sort_metrics
 from fedsim.report.adaptive import NOT_CONCLUDED
 from fedsim.report.attack_outcomes import AttackOutcome, judge_attacks
@@ -172,8 +174,9 @@ def _defense_verdict(outcomes: Sequence[AttackOutcome]) -> tuple[str, str]:
 def _leak_verdict(rows: Sequence[Row]) -> tuple[str, str, list[ScoreReading]]:
     """Return the verdict on a setting without a defense, the reason, and the readings that leak."""
     readings = []
-    for attack in dict.fromkeys(row["attack"] for row in rows if row["baseline"] != "1"):
-        own_rows = [row for row in rows if row["attack"] == attack]
+    for own_rows in group_by(rows, itemgetter("attack")).values():
+        if all(row["baseline"] == "1" for row in own_rows):
+            continue
         for metric in sort_metrics({row["metric"] for row in own_rows if row["metric"]}):
             scores = read_scores(own_rows, metric, adaptive=False)
             if scores is not None and scores.reading.verdict:
