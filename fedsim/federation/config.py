@@ -29,6 +29,7 @@ from fedsim.federation.privacy_tables import (
     SecureAggregationTable,
 )
 from fedsim.federation.table import PluginTable, Table, check_choice, check_list, check_titles
+from fedsim.plugins.registry import Group
 from fedsim.recording.adversary_role import find_error_in_collusion
 from fedsim.recording.message_format import MessageFormat, check_client_ids
 
@@ -107,6 +108,20 @@ class Config(AttackFile):
     measure: list[MeasureTable] = Field(default=[])
     recording: RecordingTable = RecordingTable()
     states: StatesTable = StatesTable()
+
+    @property
+    def plugins(self) -> dict[str, tuple[Group, str]]:
+        """Return group and name of each plug-in that acts in the federation, by position, such as `defense.0`."""
+        plugins: dict[str, tuple[Group, str]] = {
+            "data": ("datasets", self.data.name),
+            "partition": ("partitions", self.partition.name),
+            "model": ("models", self.model.name),
+            "strategy": ("strategies", self.strategy.name),
+        }
+        if self.algorithm is not None:
+            plugins["algorithm"] = ("algorithms", self.algorithm.name)
+        plugins |= {f"defense.{number}": ("defenses", table.name) for number, table in enumerate(self.defense)}
+        return plugins | {f"measure.{table.title}": ("measures", table.name) for table in self.measure}
 
     @model_validator(mode="after")
     def _check_tables(self) -> Config:

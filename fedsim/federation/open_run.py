@@ -292,12 +292,8 @@ class OpenRun(RunFolder):
 
     def _check_rebuildable(self, config: Config) -> None:
         """Raise ConfigError where a part of the federation was another program's Python object."""
-        parts = {name: getattr(config, name).name for name in ("data", "partition", "model", "strategy")}
-        if config.algorithm is not None:
-            parts["algorithm"] = config.algorithm.name
-        parts |= {f"defense.{number}": table.name for number, table in enumerate(config.defense)}
-        for where, name in parts.items():
-            if is_lost_object(name):
+        for where, (group, name) in config.plugins.items():
+            if group != "measures" and is_lost_object(name):
                 raise ConfigError(
                     f"{self.experiment}: {where}: '{name}' was an object of the Python program "
                     "that made this run, so the run cannot be rebuilt from its file; what is "

@@ -66,12 +66,8 @@ def _check_place(config: Config) -> None:
 
 def _check_objects(config: Config) -> None:
     """Raise ConfigError where a part of the training is an object of a Python program."""
-    parts = {name: getattr(config, name).name for name in ("data", "partition", "model")}
-    if config.algorithm is not None:
-        parts["algorithm"] = config.algorithm.name
-    parts |= {f"defense.{number}": table.name for number, table in enumerate(config.defense)}
-    for where, name in parts.items():
-        if is_object(name):
+    for where, (group, name) in config.plugins.items():
+        if group not in ("strategies", "measures") and is_object(name):
             raise _refusal(
                 where,
                 "it is an object of this Python program, which no other one has",

@@ -95,16 +95,7 @@ def hash_experiment_code(config: Config) -> dict[str, str]:
     Returns:
         Hashes by position in the file, such as `model` or `defense.0`.
     """
-    parts: dict[str, tuple[registry.Group, str]] = {
-        "data": ("datasets", config.data.name),
-        "partition": ("partitions", config.partition.name),
-        "model": ("models", config.model.name),
-        "strategy": ("strategies", config.strategy.name),
-    }
-    if config.algorithm is not None:
-        parts["algorithm"] = ("algorithms", config.algorithm.name)
-    parts |= {f"defense.{number}": ("defenses", table.name) for number, table in enumerate(config.defense)}
-    parts |= {f"measure.{table.title}": ("measures", table.name) for table in config.measure}
+    parts = config.plugins
     # Load all plug-ins of other packages before any is hashed.
     foreign_plugins: dict[str, Any] = {}
     for where, (group, name) in parts.items():
