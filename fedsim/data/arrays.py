@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.base.constraints import CheckedSettings, PositiveShareBelowOne
-from fedsim.base.errors import ConfigError, DataError
+from fedsim.base.errors import ConfigError, DataError, join_first
 from fedsim.base.task import describe_ignored_pixels
 from fedsim.data import Dataset, Examples
 from fedsim.data.cache import load_cached
@@ -25,6 +25,10 @@ from fedsim.data.holdout import choose_distinct
 
 log = logging.getLogger(__name__)
 
+_MAX_CLASSES = 1_000_000
+"""Most classes; a larger label is an identifier, for which no network has an output."""
+_MAX_LISTED = 5
+"""Most classes that a sentence lists."""
 _MOST_ROUNDING = 1e-3
 """Most that rounding to float32 may take of the spread of a channel or feature."""
 
@@ -64,6 +68,7 @@ class ArrayFile(CheckedSettings):
         home, path = find_named_file(self.path, folder, "npz")
         dataset = load_cached(self, [path], lambda: self._parse(verify_checksum(path, home)))
         _warn_of_real_classes(path, dataset)
+        _warn_of_absent_classes(path, dataset)
         return dataset
 
     def _parse(self, path: Path) -> Dataset:
@@ -109,6 +114,7 @@ def _read_arrays(path: Path) -> dict[str, Tensor]:
             )
         if content[name].dtype.kind not in "fiub":
             raise DataError(f"{path}: '{name}' holds {content[name].dtype}, expected numbers")
+        _check_labels(path, name, content[name])
         has_fewer_axes = content[name].ndim < (2 if name.startswith("x") else 1)
         if has_fewer_axes or not content[name].size or (name.startswith("y") and content[name].ndim > 3):
             raise DataError(
@@ -124,6 +130,22 @@ def _read_arrays(path: Path) -> dict[str, Tensor]:
         if len(arrays[name]) != len(arrays[name.replace("x", "y", 1)]):
             raise DataError(f"{path}: '{name}' has {len(arrays[name])} examples, but not as many labels; correct it")
     return arrays
+
+
+def _check_labels(path: Path, name: str, values: NDArray[Any]) -> None:
+    """Raise DataError where labels hold what is neither a class nor a number to predict."""
+    if not name.startswith("y") or not values.size:
+        return
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        example = int(np.argmin(np.isfinite(values.reshape(len(values), -1)).all(1)))
+        raise DataError(
+            f"{path}: '{name}' has a NaN or an infinite number in example {example}; fill it, or leave it out"
+        )
+    if values.dtype.kind in "iu" and values.max() >= _MAX_CLASSES:
+        raise DataError(
+            f"{path}: '{name}' holds {values.max()}, and classes are numbered from 0 to below {_MAX_CLASSES}; write "
+            "their indices, as np.unique(y, return_inverse=True) gives them"
+        )
 
 
 def _round_inputs(path: Path, name: str, values: NDArray[Any]) -> NDArray[np.float32]:
@@ -191,6 +213,23 @@ def _warn_of_real_classes(path: Path, dataset: Dataset) -> None:
             path,
             first,
             first + count - 1,
+        )
+
+
+def _warn_of_absent_classes(path: Path, dataset: Dataset) -> None:
+    """Warn where no example to train on is of a class, which the model counts all the same, as do guesses of labels."""
+    if dataset.task.goal != "classes":
+        return
+    present = set(torch.unique(dataset.train.labels).tolist())
+    absent = [label for label in range(dataset.num_classes) if label not in present]
+    if absent:
+        log.warning(
+            "%s: y has no example to train on of %d of the classes 0 to %d (%s); number the others from 0 on, "
+            "unless the absent ones occur elsewhere",
+            path,
+            len(absent),
+            dataset.num_classes - 1,
+            join_first(absent, _MAX_LISTED),
         )
 
 

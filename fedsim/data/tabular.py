@@ -9,6 +9,7 @@ import math
 import re
 import zlib
 from collections.abc import Collection, Sequence
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import TextIO
 
@@ -34,6 +35,8 @@ _SIGNED_NUMBER = re.compile(rf"[^\w\s<>=\u2264\u2265#]*\s?{_DIGITS}\s?[^\w\s<>=\
 
 Comparisons ('<30' and '65+'), dates and versions ('24.12.2026') are categories.
 """
+_MOST_ROUNDING = 1e-3
+"""Most that rounding to 64 bits may take of the spread of a column."""
 _TOO_MANY_REMEDY = "name it in drop, or leave it out of categorical if it holds numbers"
 
 
@@ -111,18 +114,28 @@ def unify_numbers(column: pd.Series) -> pd.Series:
 
     >>> unify_numbers(pd.Series(["0.0", "0", "1", "01", "red"])).tolist()
     ['0', '0', '1', '01', 'red']
+    >>> unify_numbers(pd.Series(["90071992547409920", "90071992547409921"])).nunique()  # one as floats
+    2
     """
     cells = [cell for cell in column.unique() if not _LEADING_ZERO.match(cell)]
-    spellings: dict[float, list[str]] = {}
+    spellings: dict[Decimal | float, list[str]] = {}
     for cell, value in zip(cells, _to_floats(cells).tolist(), strict=True):
         if not math.isnan(value):
-            spellings.setdefault(value, []).append(cell)
+            spellings.setdefault(_exact_number(cell, value), []).append(cell)
     shortest = {}
     for equal_cells in spellings.values():
         spelling = min(equal_cells, key=lambda text: (len(text), text))
         for cell in equal_cells:
             shortest[cell] = spelling
     return column.map(lambda cell: shortest.get(cell, cell))
+
+
+def _exact_number(cell: str, value: float) -> Decimal | float:
+    """Return the number in `cell` exactly, as floats are the same for ids of more than 15 digits; else `value`."""
+    try:
+        return Decimal(cell)
+    except InvalidOperation:
+        return value
 
 
 def parse_numbers(path: Path, column: pd.Series) -> NDArray[np.float64]:
@@ -203,6 +216,7 @@ def encode_columns(
             # One feature, scaled by the training rows.
             values = parse_numbers(path, cells)
             low, high = float(values[: len(train)].min()), float(values[: len(train)].max())
+            _check_resolution(path, cells, values)
             column = Column(name=name, start=start, low=low, high=high)
             scaled = (values - low) / (high - low if high > low else 1.0)
             features = np.clip(scaled, 0, 1 if high > low else 0)[:, None].astype(np.float32)
@@ -213,6 +227,16 @@ def encode_columns(
     train_tensor = torch.from_numpy(np.concatenate(train_features, axis=1))
     test_tensor = torch.from_numpy(np.concatenate(test_features, axis=1))
     return train_tensor, test_tensor, tuple(columns)
+
+
+def _check_resolution(path: Path, cells: pd.Series, values: NDArray[np.float64]) -> None:
+    """Raise DataError where 64 bits round the different numbers of a column by much of what they differ by."""
+    spread, rounding = float(np.ptp(values)), float(np.spacing(np.abs(values).max())) / 2
+    if rounding > _MOST_ROUNDING * spread and unify_numbers(cells).nunique() > 1:
+        raise DataError(
+            f"{path}: column '{cells.name}' holds different numbers near {values.max():g}, which 64 bits round by up "
+            f"to {rounding:.3g}; subtract an offset, or name it in drop if it is an identifier"
+        )
 
 
 def numeric_columns(features: int) -> tuple[Column, ...]:

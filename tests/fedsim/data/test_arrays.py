@@ -187,3 +187,24 @@ def test_equal_examples_stay_on_one_side_of_the_split(tmp_path: Path) -> None:
     assert (len(train & test), len(train), len(test), len(data.test)) == (0, 16, 4, 12)
     once = ArrayFile(path=str(write_arrays(tmp_path, x=series, y=labels))).load(None)
     assert test == {bytes(row) for row in once.test.raw.numpy()}
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (np.where(np.arange(20) == 3, np.nan, 1.0), "'y' has a NaN or an infinite number in example 3"),
+        (np.arange(20) % 2 + 2**40, r"holds 1099511627777, and classes .* np.unique"),
+        (np.arange(20, dtype=np.uint64) % 2 + np.uint64(2**63), r"holds 9223372036854775809, and classes"),
+    ],
+)
+def test_labels_that_are_neither_classes_nor_numbers_are_refused(tmp_path: Path, labels: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        ArrayFile(path=str(write_arrays(tmp_path, x=make_series(20), y=labels))).load(None)
+
+
+def test_classes_that_nobody_trains_on_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    labels = np.arange(20) % 3
+    ArrayFile(path=str(write_arrays(tmp_path, x=make_series(20), y=labels))).load(None)
+    assert not caplog.messages
+    ArrayFile(path=str(write_arrays(tmp_path, x=make_series(20), y=np.where(labels == 2, 9, labels)))).load(None)
+    assert "no example to train on of 7 of the classes 0 to 9 (2, 3, 4, 5, 6 and 2 more)" in caplog.messages[0]

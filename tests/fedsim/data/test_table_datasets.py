@@ -422,3 +422,14 @@ def test_a_number_is_not_taken_for_classes(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="'price' has 40 values in 40 lines, too many to be classes; set task to regr"):
         Csv(path=str(tmp_path / "t.csv"), target="price").load(None)
     assert Csv(path=str(tmp_path / "t.csv"), target="price", task="regression").load(None).num_classes == 0
+
+
+def test_ids_of_many_digits_stay_apart(tmp_path: Path) -> None:
+    """As floats all four are the same owner, and the same two classes one."""
+    first = 1_234_567_890_123_456_000
+    lines = [f"{row / 20},{first + row % 4},{first + row % 2}" for row in range(20)]
+    dataset = csv(tmp_path, "\n".join(["a,owner,y", *lines]), target="y", group="owner", drop=())
+    assert dataset.group_names == tuple(str(first + owner) for owner in range(4))
+    assert dataset.class_names == (str(first), str(first + 1))
+    with pytest.raises(DataError, match=r"'owner' holds different numbers near 1.23457e.18, which 64 bits round"):
+        csv(tmp_path, "\n".join(["a,owner,y", *lines]), target="y", drop=())
