@@ -33,6 +33,7 @@ from fedsim.audit.plan import (
     TitledAttacks,
     adaptive_attacks,
     check_victims,
+    check_victims_are_recorded,
     plan_jobs,
     rounds_to_attack,
     work_stages,
@@ -221,6 +222,8 @@ class Audit:
             KnowledgeError: no attack can be made; this is why the first one is refused.
         """
         check_model(self.spec.adversary, self.granted_knowledge)
+        if self.awaits_run and self.config is not None:
+            check_victims_are_recorded(self.config)
         # Code is hashed soon after the import, before its file can change.
         _ = self.cache.model_code
         for _, attack in self.attacks:

@@ -11,6 +11,7 @@ from graphlib import CycleError, TopologicalSorter
 from fedsim.audit.visibility import ObservedClients
 from fedsim.base.errors import ConfigError, FedsimError, did_you_mean, join_first
 from fedsim.federation.adversary_tables import AdversaryTable, AttackTable
+from fedsim.federation.config import Config
 from fedsim.interfaces.attack import BASELINE_SOURCES, OPTIMAL, Attack
 from fedsim.recording.header import Header
 from fedsim.recording.transcript import Transcript
@@ -176,6 +177,18 @@ def rounds_to_attack(transcript: Transcript, adversary: AdversaryTable, only: It
         if number not in recorded:
             raise ConfigError(f"adversary.rounds: round {number} {transcript.explain_absence(number)}")
     return chosen
+
+
+def check_victims_are_recorded(config: Config) -> None:
+    """Raise ConfigError where a federation that is still to run will not record a victim."""
+    victims, recorded = config.adversary.victims, config.recording.clients
+    if not isinstance(victims, list) or recorded is None or config.secure_aggregation is not None:
+        return
+    if missing := sorted(set(victims).difference(recorded)):
+        raise ConfigError(
+            f"adversary.victims: client {missing[0]} will not be recorded (recording.clients = {recorded}); add it "
+            "there, or name other victims"
+        )
 
 
 def check_victims(transcript: Transcript, adversary: AdversaryTable, chosen: Sequence[int]) -> None:

@@ -11,6 +11,7 @@ from fedsim.audit.threat_model import facts_in_headers, private_facts
 from fedsim.audit.visibility import explain_group_refusal
 from fedsim.base.errors import KnowledgeError, TranscriptError
 from fedsim.federation.adversary_tables import AdversaryTable
+from fedsim.federation.config import Config
 from fedsim.federation.run_folder import read_refusals
 from fedsim.interfaces.attack import GROUP, GROUPS, Attack
 from fedsim.recording.header import Header
@@ -35,6 +36,7 @@ def find_refusals(audit: Audit) -> dict[str, str]:
             attack.check_knowledge(audit.granted_knowledge, granted_facts)
             _check_observations(audit, attack)
             _check_message_facts(audit.spec.adversary, attack)
+            _check_round_count(audit, attack)
         except KnowledgeError as error:
             reasons[title] = str(error)
         source = attack.builds_on
@@ -94,6 +96,28 @@ def _check_message_facts(adversary: AdversaryTable, attack: Attack) -> None:
             "messages are of the same client; grant it (adversary.knowledge.client_ids), attack one round "
             "(adversary.rounds), or choose linkability, which finds the messages of a client"
         )
+
+
+def _check_round_count(audit: Audit, attack: Attack) -> None:
+    """Raise KnowledgeError where fewer rounds are to be attacked than `attack` reads, which shows before any is run."""
+    needed, count = attack.rounds_needed, _count_rounds(audit.spec.adversary, audit.config)
+    if isinstance(needed, str) or attack.reads_one_round() or count is None or count >= needed:
+        return
+    raise KnowledgeError(
+        f"{attack.title} needs at least {needed} rounds of a client, and {count} {'is' if count == 1 else 'are'} to be "
+        "attacked; name more (adversary.rounds), and record as many"
+    )
+
+
+def _count_rounds(adversary: AdversaryTable, config: Config | None) -> int | None:
+    """Return how many rounds at most are to be attacked; None where a recording made elsewhere decides."""
+    if adversary.rounds != "all":
+        return len(adversary.rounds or (1,))
+    if config is None:
+        return None
+    recorded = config.recording.rounds
+    numbers = range(1, config.federation.rounds + 1) if recorded is None else recorded
+    return len(numbers[:: config.recording.every])
 
 
 def _facts_in_headers(audit: Audit) -> list[str]:

@@ -38,6 +38,7 @@ from fedsim.interfaces.knowledge import (
     PartialRecords,
     PropertyRecords,
     Records,
+    describe_grants,
 )
 from fedsim.interfaces.target import Target, check_one_round
 
@@ -296,7 +297,7 @@ class Attack(CheckedSettings, ABC):
         if missing:
             raise KnowledgeError(
                 f"{self.title} needs {', '.join(missing)}, which the threat model withholds; "
-                "grant it under [adversary.knowledge] or choose another attack"
+                f"grant it under [adversary.knowledge]{describe_grants(missing)} or choose another attack"
             )
 
     def _check_target(self, target: Target) -> Target:

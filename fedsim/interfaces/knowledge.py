@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -309,6 +309,7 @@ class Knowledge:
     partial_records: PartialRecords | None = _fact(
         "the victim's records without a sensitive attribute, for an attack that infers it",
         str,
+        (bool, "the name of a column"),
         granted=False,
         victim_data="all columns of records but one",
     )
@@ -390,6 +391,22 @@ class Knowledge:
 
 FACTS: Mapping[str, Fact] = {item.name: item.metadata["fact"] for item in fields(Knowledge) if "fact" in item.metadata}
 """All facts that a threat model can grant or withhold, by name, in the order of the fields."""
+
+
+def describe_grants(names: Iterable[str]) -> str:
+    """Say in brackets what to write so that these facts are granted; '' where all are, unless a file withholds them.
+
+    >>> describe_grants(["model", "auxiliary"])
+    ' (auxiliary = true)'
+    """
+    keys = []
+    for name in names:
+        fact = FACTS[name]
+        if not fact.granted_by_default:
+            keys.append(f"{name} = true" if fact.value_type is None else f"{name}: {fact.expected}")
+    return f" ({'; '.join(keys)})" if keys else ""
+
+
 MESSAGE_FACTS: Mapping[str, str] = {
     "num_examples": "N, the number of examples that clients say they trained on; without it an attack that reads N is "
     "refused",

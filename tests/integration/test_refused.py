@@ -197,3 +197,29 @@ def test_a_cell_whose_own_attack_is_refused_does_not_apply_although_its_source_d
             CellStore(tmp_path),
             trust=False,
         )
+
+
+@pytest.mark.parametrize(
+    ("tables", "told"),
+    [
+        ({"attack": [{"name": "sratta"}]}, "sratta needs at least 2 rounds of a client, and 1 is to be attacked"),
+        (
+            {"attack": [{"name": "lmra"}], "adversary": {"rounds": "all"}, "recording": {"rounds": [1, 2]}},
+            "lmra needs at least 3 rounds of a client, and 2 are to be attacked",
+        ),
+        (
+            {"attack": [SME], "recording": {"clients": [1]}},
+            "adversary.victims: client 0 will not be recorded (recording.clients = [1])",
+        ),
+    ],
+)
+def test_what_is_not_to_be_recorded_is_refused_before_training(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], tables: dict[str, Any], told: str
+) -> None:
+    adversary = TABLES["adversary"] | tables.pop("adversary", {})
+    file = written(tmp_path, **TABLES | {"adversary": adversary} | tables)
+    code, said, [sentence] = ended(capfd, "run", file, "--out", tmp_path / "run")
+    assert code == 2
+    assert sentence.startswith(told)
+    assert "round 1/2" not in said
+    assert not (tmp_path / "run").exists()
