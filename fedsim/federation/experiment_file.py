@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -17,6 +18,10 @@ from fedsim.plugins.allowed_code import allow_code
 
 _LARGEST_INTEGER = (1 << 64) - 1
 """Largest number in a file: Flower's node ids, which may be victims, have 64 bits."""
+_TOO_MANY_PARTS = re.compile(
+    r"""(?:(?<![\w-])[\w-]+[ \t]*\.[ \t]*|"[^"\n]*"[ \t]*\.[ \t]*|'[^'\n]*'[ \t]*\.[ \t]*){100}"""
+)
+"""A key of a hundred parts with dots between, more than any table has."""
 FILES = (("model", "start"), ("partition", "path"))
 """Settings, by table and key, that name a file relative to the experiment file."""
 PATHS = ("path", "start", "folder")
@@ -70,7 +75,10 @@ def read_toml(path: Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
     Only values that no setting can have are refused; `check_possible` finds them.
     """
     try:
-        tables = tomllib.loads(read_settings(path))
+        text = read_settings(path)
+        if _TOO_MANY_PARTS.search(text):  # whose cost to the parser grows with the square of their number
+            raise ConfigError(f"{path}: {TOO_DEEP}")
+        tables = tomllib.loads(text)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
     except RecursionError as error:

@@ -78,6 +78,8 @@ def check_strategy(strategy: Any, settings: Mapping[str, Any], clients: int) -> 
 
 def _describe_expected(key: str, value: Any) -> str:
     """Describe the values that the setting `key` accepts; '' where `value` is one of them."""
+    if key == "fraction_train" and value == 0:
+        return "a fraction above 0, as with 0 no client trains"
     if key in _FRACTIONS and not 0 <= value <= 1:
         return "a fraction from 0 to 1"
     if key in _ABOVE_ZERO and not 0 < value <= _LARGEST_STEP:

@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import re
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -155,6 +156,7 @@ def build(path: Path, *overrides: str) -> Config:
         ("model.hidden=[9_000_000_000_000_000_000]", "GB of memory here; make it smaller"),
         # Strategies.
         ("strategy.fraction_train=-0.1", "strategy.fraction_train: expected a fraction from 0 to 1, got -0.1"),
+        ("strategy.fraction_train=0", "fraction_train: expected a fraction above 0, as with 0 no client trains, got 0"),
         ("strategy.fraction_train=true", "strategy.fraction_train: input should be a valid number, got True"),
         ("strategy.fraction_train=nan", "strategy.fraction_train: input should be a finite number, got nan"),
         ("strategy.min_train_nodes=2.5", "strategy.min_train_nodes: input should be a valid integer, got 2.5"),
@@ -402,3 +404,14 @@ def test_an_attack_calls_itself_what_the_user_wrote(file: Path) -> None:
     with pytest.raises(KnowledgeError, match=r"^ig needs "):
         built["ig"].check_knowledge(Knowledge())
     assert built["ig"] == built["ig"].with_title("other")
+
+
+@pytest.mark.parametrize("key", [".".join(["a"] * 8000), " . ".join(["'a b'"] * 8000)])
+def test_a_key_of_thousands_of_parts_is_refused_at_once(tmp_path: Path, key: str) -> None:
+    file, start = tmp_path / "file.toml", time.process_time()
+    file.write_text(f"{key} = 1")
+    with pytest.raises(ConfigError, match="is nested too deeply"):
+        read_toml(file)
+    assert time.process_time() - start < 1  # the parser took seven seconds
+    file.write_text(f"a.b = '{'a.' * 90}'\nc = [{'0.5, ' * 300}]")
+    assert set(read_toml(file)) == {"a", "c"}
