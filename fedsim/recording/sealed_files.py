@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,37 +47,32 @@ def write_sealed_file(
 
 def read_sealed_file(path: Path) -> tuple[dict[str, Any], Arrays]:
     """Return the header and the arrays of a sealed file."""
-    try:
-        check_readable(path)
-        with safe_open(path, framework="np") as file:
-            sealed = parse_json(file.metadata()["fedsim"])
-            arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    with _report_damage(path), safe_open(path, framework="np") as file:
+        sealed = parse_json(file.metadata()["fedsim"])
+        arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         if _hash_content(sealed["header"], arrays) != sealed["sha256"]:
             raise ValueError("its bytes are not those that were saved")
         return parse_json(sealed["header"]), arrays
-    except (OSError, SafetensorError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-        raise RunError(f"{path}: is damaged ({error}); remove it to begin the run again") from error
 
 
 def read_seal(path: Path) -> str:
     """Return the SHA-256 that a sealed file holds; only `read_sealed_file` checks it."""
-    return str(_read_metadata(path)["sha256"])
+    with _report_damage(path), safe_open(path, framework="np") as file:
+        return str(parse_json(file.metadata()["fedsim"])["sha256"])
 
 
 def read_header(path: Path) -> dict[str, Any]:
     """Return the header of a sealed file without reading its arrays, and so unchecked."""
-    try:
-        return dict(parse_json(_read_metadata(path)["header"]))
-    except (RecursionError, TypeError, ValueError) as error:
-        raise RunError(f"{path}: is damaged ({error}); remove it to begin the run again") from error
+    with _report_damage(path), safe_open(path, framework="np") as file:
+        return dict(parse_json(parse_json(file.metadata()["fedsim"])["header"]))
 
 
-def _read_metadata(path: Path) -> dict[str, str]:
+@contextmanager
+def _report_damage(path: Path) -> Iterator[None]:
+    """Raise RunError where the block meets a file that cannot be read, or is none that fedsim sealed."""
     try:
         check_readable(path)
-        with safe_open(path, framework="np") as file:
-            sealed = parse_json(file.metadata()["fedsim"])
-        return {key: sealed[key] for key in ("header", "sha256")}
+        yield
     except (OSError, SafetensorError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise RunError(f"{path}: is damaged ({error}); remove it to begin the run again") from error
 
