@@ -122,12 +122,7 @@ class TranscriptPrior(Attack):
         return tuning_matcher.invert(update, target.knowledge, target.rng, report_tuning)
 
     def _find_generator(self, target: Target, shape: tuple[int, ...], progress: Progress) -> ImageGenerator:
-        """Return the generator of this recording: of this process, from the cache, or else learnt and kept there.
-
-        Raises:
-            AttackError: there are no updates of other clients.
-            FedsimError: none of the recorded updates can be inverted; what is wrong with the first.
-        """
+        """Return the generator of this recording: of this process, from the cache, or else learnt and kept there."""
         transcript, knowledge = target.transcript, target.knowledge
         # Hash all that the generator follows from, but for the code of the model and of the loss.
         names = set(knowledge.granted_facts()) & self.declared_facts() - {"labels", "model", "loss"}

@@ -46,9 +46,6 @@ def hash_files(paths: Iterable[Path], home: Path | None = None) -> str:
         paths: files; their order does not matter.
         home: a folder; files below it are named relative to it, so that its own path does not
             matter.
-
-    Raises:
-        OSError: a file cannot be read.
     """
     named_paths = []
     for path in paths:

@@ -62,12 +62,7 @@ class ImageFolder(CheckedSettings):
     test_fraction: PositiveShareBelowOne = 0.2
 
     def load(self, folder: Path | None) -> Dataset:
-        """Read all images below `path`.
-
-        Raises:
-            DataError: the folder is missing, has fewer than two classes or a class without images,
-                or a file is no image.
-        """
+        """Read all images below `path`."""
         home = self._find_home(folder)
         names, parts = _list_images(home)
         sources = [path for part in parts for path, _ in part]

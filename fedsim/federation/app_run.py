@@ -67,12 +67,7 @@ class AppJob:
 
 
 def build_app_defenses(file: AppFile) -> list[Defense]:
-    """Build the defenses of a file, each of which acts on an update before it is sent.
-
-    Raises:
-        ConfigError: their settings, or their order, are not possible, or one acts otherwise than by a mod.
-        PluginError: one does not load.
-    """
+    """Build the defenses of a file, each of which acts on an update before it is sent."""
     make_mod, defenses = load_app_part("mod"), build_defenses(file.defense)
     for number, (table, defense) in enumerate(zip(file.defense, defenses, strict=True)):
         try:

@@ -60,9 +60,6 @@ def draw_candidates(
         others: source of the non-members, one of `fedsim.interfaces.knowledge.NON_MEMBER_SOURCES`.
         known: number of records that `draw_known_candidates` takes from the same pairs; where there
             are not so many, none are set aside.
-
-    Raises:
-        DataError: there is not one such pair.
     """
     pairs = _PairedRecords.draw(data, clients, others)
     free_pairs = pairs.indices.shape[1] - known // 2

@@ -36,9 +36,6 @@ def train_centrally(
     not count here; the step size is multiplied by `decay` after each of the epochs `decay_at`. An
     interrupted training, or one that now needs later epochs, continues from the last state that it
     saved and ends with the same bytes.
-
-    Raises:
-        RunError: the weights became NaN or infinite, or the folder cannot be written.
     """
     resume_file = states.folder / "resume.safetensors"
     run = _CentralTraining(experiment)

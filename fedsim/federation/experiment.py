@@ -221,9 +221,6 @@ class Experiment:
 
         It is w_0 without the parts that stay with the clients, and the control variates of the
         algorithm, if it has any.
-
-        Raises:
-            ConfigError: the file of `[model] start` is not readable or holds another model.
         """
         whole_model = self.initial_model_state()
         parameters = {name for name, _ in self.model.named_parameters(remove_duplicate=False)}
@@ -248,20 +245,12 @@ class Experiment:
         return {name: tensor for name, tensor in whole_model.items() if name in self.private_names}
 
     def initial_model_state(self) -> dict[str, Tensor]:
-        """Return w_0 of the whole model: fresh weights, or the trained ones of `[model] start`.
-
-        Raises:
-            ConfigError: the file is not readable or holds another model.
-        """
+        """Return w_0 of the whole model: fresh weights, or the trained ones of `[model] start`."""
         start = self.config.model.start
         return self._fresh_state if start is None else self.read_state_file(Path(start))
 
     def read_state_file(self, path: Path) -> dict[str, Tensor]:
-        """Read the trained state in a file, as the federation would start from it.
-
-        Raises:
-            ConfigError: the file is not readable or holds another model.
-        """
+        """Read the trained state in a file, as the federation would start from it."""
         is_shared = self.training.batch_norm_statistics == "shared"
         withheld = () if is_shared else running_statistics(self.model)
         return read_state(path, self._fresh_state, self.config.model.name, withheld=withheld)
@@ -322,11 +311,7 @@ class Experiment:
 
     @property
     def server_rate(self) -> float | None:
-        """Return the step size of a server that receives gradients, if its strategy sets one.
-
-        Raises:
-            ConfigError: `learning_rate` of the strategy is no step size.
-        """
+        """Return the step size of a server that receives gradients, if its strategy sets one."""
         table = self.config.strategy
         rate = vars(find_object(table.name)).get("learning_rate") if is_object(table.name) else None
         rate = table.settings.get("learning_rate", rate)

@@ -71,11 +71,7 @@ class OpenRun(RunFolder):
 
     @cached_property
     def recording(self) -> Transcript:
-        """Return the recorded messages, whose headers are read once.
-
-        Raises:
-            TranscriptError: nothing is recorded.
-        """
+        """Return the recorded messages, whose headers are read once."""
         from fedsim.recording.transcript import Transcript  # imports torch
 
         return Transcript(self.path, source=self.compute_update)

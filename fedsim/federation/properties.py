@@ -74,13 +74,7 @@ class Property:
 
 
 def property_records(data: FederatedData, name: str, most: int) -> PropertyRecords:
-    """Draw at most `most` of the examples that no client trains on, labelled by the property `name`.
-
-    Raises:
-        ConfigError: there is no such property.
-        DataError: clients train on all examples, or all of these records have the property, or none
-            has.
-    """
+    """Draw at most `most` of the examples that no client trains on, labelled by the property `name`."""
     prop = Property.from_name(data.dataset, name)
     examples, chosen = draw_auxiliary(data, most, _KEY)
     has = prop.values_of(examples, chosen)

@@ -22,9 +22,6 @@ def check_reply(before: State, sent: State, num_members: int, path: Path) -> Non
     Args:
         before: what the server sent.
         num_members: number of clients whose sum it is; 0 for a single client.
-
-    Raises:
-        ConfigError: it has other types or shapes, or is a sum of models in place of their mean.
     """
     _check_names(before, sent, path)
     _check_types(before, sent, path)

@@ -125,11 +125,7 @@ class RoundFile:
         )
 
     def finish(self, failures: Mapping[int, str], config: Mapping[str, object]) -> None:
-        """Write the header over the updates that were added.
-
-        Raises:
-            RunError: it is too large, or clients were sent facts that differ, which no recipe contains.
-        """
+        """Write the header over the updates that were added."""
         if self._recipe and DIFFERS_BY_CLIENT in config:
             raise self._recipe_error(f"the strategy sends clients different {config[DIFFERS_BY_CLIENT]}")
         header = Header(

@@ -25,9 +25,6 @@ def set_modes(model: nn.Module, settings: LocalTraining, inputs: Tensor) -> None
         model: only modes and BatchNorm's batch counters are changed.
         settings: with `dropout = false`, no layer draws random numbers.
         inputs: `example ...` in model units, used to find layers that draw.
-
-    Raises:
-        RunError: the model draws random numbers that cannot be switched off.
     """
     model.train()
     for module in model.modules():

@@ -53,13 +53,7 @@ class Pathological(CheckedSettings):
     assignment: Literal["first-deterministic", "deterministic", "random"] = "first-deterministic"
 
     def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> list[Indices]:
-        """Assign each client a few classes.
-
-        Raises:
-            ConfigError: there are fewer classes than a client is to have, fewer examples of a class
-                than clients that are to have some, or no classes.
-            InstallationError: flwr-datasets is not installed.
-        """
+        """Assign each client a few classes."""
         labels = class_labels(dataset, "pathological")
         classes = np.unique(labels)
         if self.classes_per_client > len(classes):
@@ -103,12 +97,7 @@ class QuantitySkew(CheckedSettings):
     min_examples: NonNegativeInt = 0
 
     def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> list[Indices]:
-        """Assign each client a share that grows with its index.
-
-        Raises:
-            ConfigError: a client would get nothing, or there is too little for `min_examples` each.
-            InstallationError: flwr-datasets is not installed.
-        """
+        """Assign each client a share that grows with its index."""
         count = len(dataset.train)
         if clients * self.min_examples >= count:
             raise ConfigError(

@@ -30,13 +30,7 @@ class IndexFile:
     path: str = ""
 
     def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> list[Indices]:
-        """Read each client's indices from the file, without any randomness.
-
-        Raises:
-            ConfigError: the file names other clients than there are.
-            DataError: it is missing, is neither JSON nor safetensors, or names examples that do not
-                exist, twice, or for two clients.
-        """
+        """Read each client's indices from the file, without any randomness."""
         if not self.path:
             raise ConfigError("partition.path: index-file needs a file, which is not set")
         path = Path(self.path).expanduser()

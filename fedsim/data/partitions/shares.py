@@ -28,11 +28,7 @@ class Iid:
     distinct_labels: bool = False
 
     def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> Sequence[Indices]:
-        """Assign equal shares in random order.
-
-        Raises:
-            ConfigError: labels are to be distinct, and there are no classes.
-        """
+        """Assign equal shares in random order."""
         if not self.distinct_labels:
             return EvenShares(rng.permutation(len(dataset.train)), clients)
         labels = class_labels(dataset, "iid with distinct_labels")
