@@ -136,11 +136,7 @@ def default_app_folder(app: FlowerApp) -> Path:
 
 
 def read_request(folder: Path, file: Path | None, changes: Iterable[tuple[str, Any]], *, trust: bool) -> AppRequest:
-    """Read an app and the file that says how it is run and attacked; import no code of the app.
-
-    Raises:
-        ConfigError: one of them is not valid.
-    """
+    """Read an app and the file that says how it is run and attacked; import no code of the app."""
     changes = list(changes)
     tables, where = ({}, "settings") if file is None else (read_toml(file), str(file))
     command = ["fedsim", "attack", "RUN", "FILE" if file is None else file.name]
@@ -191,12 +187,7 @@ def run_request(
 
 
 def record_request(request: AppRequest, folder: OpenRun, *, overwrite: bool) -> None:
-    """Run an app in a separate process, and record what its server sees.
-
-    Raises:
-        ConfigError: the folder holds another run.
-        FedsimError: the app does not load or fails; see `fedsim.federation.app_run`.
-    """
+    """Run an app in a separate process, and record what its server sees."""
     with folder.hold_lock(), log_to_file(folder.log):
         folder.prepare(resume=False, overwrite=overwrite)
         _write_description(request, folder, is_complete=False)

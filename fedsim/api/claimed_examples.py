@@ -70,11 +70,7 @@ def read_examples(name: str, values: Any, bounds: Bounds) -> Tensor:
 
 
 def find_modality_name(name: str, true: Tensor) -> str:
-    """Return the name of the modality of the true examples: `name`, or where it is empty that which their axes imply.
-
-    Raises:
-        PluginError: there is none of this name.
-    """
+    """Return the name of the modality of the true examples: `name`, or if it is empty the one that their axes imply."""
     shape = tuple(true.shape[1:])
     name = name or infer_modality(shape, has_tokens=_are_tokens(true))
     if not name:

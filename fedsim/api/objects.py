@@ -33,12 +33,7 @@ _LISTS: Mapping[str, registry.Group] = {"attack": "attacks", "defense": "defense
 
 
 def replace_objects(tables: dict[str, Any]) -> None:
-    """Replace the objects in `tables` by tables.
-
-    Raises:
-        ConfigError: an object is not of the kind that belongs there; or it has to stay in this process, and the tables
-            name an engine that works in other processes, attacks in the round, or several workers.
-    """
+    """Replace the objects in `tables` by tables."""
     new_tables: dict[str, dict[str, Any]] = {}
     for key, group in _TABLES.items():
         if key in tables and not isinstance(tables[key], Mapping):
@@ -54,11 +49,7 @@ def replace_objects(tables: dict[str, Any]) -> None:
 
 
 def name_objects(tables: dict[str, Any]) -> None:
-    """Replace the objects in the tables of a sweep, those in values of axes too, by names and settings.
-
-    Raises:
-        ConfigError: an object is not of the kind that belongs there, or only this process could use it.
-    """
+    """Replace the objects in the tables of a sweep, those in values of axes too, by names and settings."""
     replace_objects(tables)
     _check_importable(tables, "sweep")
     sweep = tables.get("sweep")
@@ -112,9 +103,6 @@ def as_table(group: registry.Group, thing: Any, where: str) -> dict[str, Any]:
 
     A dataclass, such as an attack or a defense, becomes its class and its settings. A network or a strategy is copied,
     so that the caller may go on using its own.
-
-    Raises:
-        PluginError: it is an attack, a defense or a measure whose class is no frozen dataclass.
     """
     cls = type(thing)
     if dataclasses.is_dataclass(cls) and hasattr(cls, registry.PLUGIN_METHODS[group]):

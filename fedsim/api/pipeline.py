@@ -77,11 +77,7 @@ class AuditResult:
 def run(
     config: Config, folder: OpenRun, *, overwrite: bool = False, follow: ReportJobProgress | None = None
 ) -> AuditResult:
-    """Run the federation that `config` describes, attack what its server saw, and report.
-
-    Raises:
-        FedsimError: the experiment is not valid, and no work was started; or the federation failed.
-    """
+    """Run the federation that `config` describes, attack what its server saw, and report."""
     return _run(config, folder, resume=False, overwrite=overwrite, follow=follow)
 
 
@@ -131,11 +127,7 @@ def _run(
 def attack(
     folder: OpenRun, adversary: Adversary, *, trust: bool = False, follow: ReportJobProgress | None = None
 ) -> AuditResult:
-    """Attack a recorded run, or the recording of a Flower app, and report.
-
-    Raises:
-        FedsimError: the request is not valid; nothing was attacked.
-    """
+    """Attack a recorded run, or the recording of a Flower app, and report."""
     with begin_audit(folder, adversary, trust=trust) as audit:
         old_times = _finding_times(folder)
         done = _attack_and_score(audit, follow)
@@ -151,11 +143,7 @@ def attack(
 
 
 def report(folder: OpenRun, *, trust: bool = False) -> AuditResult:
-    """Write `report.html` anew from the contents of a run folder.
-
-    Raises:
-        ConfigError: there is no such folder, or it holds no run.
-    """
+    """Write `report.html` anew from the contents of a run folder."""
     folder.check_exists()
     done = AuditResult(folder=folder)
     with folder.hold_lock():
@@ -168,9 +156,6 @@ def begin_audit(folder: OpenRun, adversary: Adversary, *, trust: bool) -> Iterat
     """Lock a run and yield its audit by `adversary`, once it is checked that the attacks can work.
 
     Where the run has no manifest, one is begun.
-
-    Raises:
-        FedsimError: an attack cannot work, or the run is signed and no key was given, or the other way round.
     """
     folder.check_exists()
     with folder.hold_lock():

@@ -23,10 +23,6 @@ def drop_overlap(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Drop, with a warning, auxiliary records that are equal to a record that the client trains on.
 
     The client's records are `records` and the members among `known_candidates`.
-
-    Raises:
-        ConfigError: of a table of records not all parts are of the same length; no auxiliary record is left; or one
-            candidate, known or not, is equal to another.
     """
     tables = {name: table for name, table in facts.items() if isinstance(table, Records)}
     for name, table in tables.items():

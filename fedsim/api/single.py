@@ -48,9 +48,6 @@ def single_attack_file(
         rounds: which rounds to attack; only an attack on several rounds takes more than one.
         knowledge: facts to grant or to withhold.
         who: attacks; None is who attacks by the run's own file.
-
-    Raises:
-        FedsimError: the attack, its settings, the victim or the rounds are not valid.
     """
     if not isinstance(knowledge, Mapping):
         raise ConfigError(f"{_WHERE}: knowledge: expected a dict, got {type(knowledge).__name__}")

@@ -26,12 +26,7 @@ _MAX_NAMED_CLIENTS = 10
 
 
 def observe_run(folder: OpenRun, case: Case, adversary: AdversaryTable, message_format: MessageFormat) -> Transcript:
-    """Return the messages of a run that an adversary sees.
-
-    Raises:
-        TranscriptError: nothing is recorded.
-        RunError: the model after the last round is damaged.
-    """
+    """Return the messages of a run that an adversary sees."""
     recording, role = folder.recording.in_format(message_format), adversary.role
     if role.party in ("server", "feature-party") and not role.colluders:
         return recording  # a party's own messages are all that such an attack reads
@@ -100,9 +95,6 @@ def check_observed_rounds(transcript: Transcript, rounds: Iterable[int]) -> None
     """Check that models show the sum of the updates in these rounds, as who attacks supposes.
 
     Under central privacy they show it clipped and with noise, which is what an outsider has.
-
-    Raises:
-        ConfigError: the server does something else than averaging.
     """
     if isinstance(transcript, ObservedTranscript) and transcript.equal_clients is None:
         for number in rounds:

@@ -35,7 +35,6 @@ class OptimumStore:
 
         Raises:
             UnknownTruthError: the client's data are not known.
-            RunError: training diverged.
         """
         path = self._path(client, other_start=other_start)
         if not self.cache.is_intact(path):

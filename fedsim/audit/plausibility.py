@@ -29,11 +29,7 @@ log = logging.getLogger(__name__)
 
 
 def check_fit(transcript: Transcript, knowledge: Knowledge) -> None:
-    """Check model and loss against the first recorded round; warn of replies that look wrong.
-
-    Raises:
-        TranscriptError: the recording cannot be read as the attack file says.
-    """
+    """Check model and loss against the first recorded round; warn of replies that look wrong."""
     updates = _first_updates(transcript)
     check_record_names(transcript)
     warn_of_replies(updates)

@@ -63,11 +63,7 @@ def score_findings(
 
 
 def read_score_rows(path: Path) -> list[dict[str, str]]:
-    """Read the rows of a `scores.csv`; one of an earlier version says nothing of doubts.
-
-    Raises:
-        RunError: the table is not one that an audit writes.
-    """
+    """Read the rows of a `scores.csv`; one of an earlier version says nothing of doubts."""
     columns = [name for name in SCORE_COLUMNS if name not in _LATER_COLUMNS]
     numbers = ("value", "floor", "nearest_public", "ceiling")
     rows = read_rows(path, columns, numbers, ("victim", "repeat", "examples"))

@@ -58,11 +58,7 @@ class TargetMaker:
     optimum: OptimumStore
 
     def prepare(self, job: AttackJob) -> PendingJob | None:
-        """Make the target of `job`; return None where its finding is in the run folder already.
-
-        Raises:
-            FedsimError: the victim's messages cannot be attacked.
-        """
+        """Make the target of `job`; return None where its finding is in the run folder already."""
         first = self._first_round(job)
         if not self.adversary.knowledge.client_ids and self.transcript.adds_known_terms(first):
             raise AttackError(

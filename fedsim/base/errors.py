@@ -14,6 +14,7 @@ FedsimError                     any error that fedsim reports in one sentence
 └── RunError                        a run cannot go on; recorded rounds stay usable
 
 Messages read "where: what was wrong, expected, got; what to do", lower case, no full stop.
+Functions inside pass these on, and their docstrings name those alone that a caller tells apart from others.
 `exit_code` is what the command line returns: 2 when nothing was started, 1 when work failed.
 """
 

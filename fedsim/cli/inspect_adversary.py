@@ -15,11 +15,7 @@ _MAX_CLIENTS = 10
 
 
 def describe_adversary(folder: OpenRun) -> Iterator[tuple[str, str]]:
-    """Yield the rows of the summary: whose points of view a run was attacked from, and its colluders.
-
-    Raises:
-        FedsimError: the manifest, or what colluders added, cannot be read.
-    """
+    """Yield the rows of the summary: whose points of view a run was attacked from, and its colluders."""
     from fedsim.recording.adversary_role import AdversaryRole
     from fedsim.recording.transcript import Transcript
     from fedsim.report.observers import list_attackers

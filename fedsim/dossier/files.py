@@ -38,9 +38,6 @@ def write_dossier_files(dossier: Dossier, folder: Path) -> Path:
     """Write the files of a dossier into `folder`, and return the page.
 
     Without thresholds there is no JUnit file; a former one is removed.
-
-    Raises:
-        ConfigError: FEDSIM_KEY names a key that cannot be used.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -75,12 +75,7 @@ class DossierOptions:
 
 
 def collect_run_dossier(path: Path, options: DossierOptions) -> Dossier:
-    """Compute the dossier of a run; nothing is written.
-
-    Raises:
-        ConfigError: the folder holds no run, or names code and is not trusted.
-        RunError: a table of the run is damaged.
-    """
+    """Compute the dossier of a run; nothing is written."""
     run = open_reported_run(OpenRun(path), trust=options.trust)
     evidence = _collect_evidence(run, options.folder)
     findings = read_finding_facts(run)

@@ -44,12 +44,7 @@ _FINISHED = ("done", "does not apply")
 
 
 def collect_sweep_dossier(path: Path, options: DossierOptions) -> Dossier:
-    """Compute the dossier of a sweep; nothing is written.
-
-    Raises:
-        RunError: a table of the sweep is missing or damaged, or is not what the sweep wrote.
-        TrustError: a run names code and is not trusted.
-    """
+    """Compute the dossier of a sweep; nothing is written."""
     table, cells = read_table(path), read_cells(path)
     answer = answer_sweep(table.rows, cells.rows, table.axes)
     rows_by_name = _group_by_setting(table)

@@ -64,11 +64,7 @@ class Quantity:
 
 
 def judge_thresholds(dossier: Dossier, thresholds: Iterable[str]) -> list[ThresholdResult]:
-    """Compare a dossier with thresholds of the user.
-
-    Raises:
-        ConfigError: a threshold names nothing that the dossier has, or is written wrongly.
-    """
+    """Compare a dossier with thresholds of the user."""
     quantities = _collect_quantities(dossier)
     return [_judge_threshold(dossier, threshold, quantities) for threshold in thresholds]
 

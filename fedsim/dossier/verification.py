@@ -121,9 +121,6 @@ def verify_dossier_file(
         path: `dossier.json`, or its folder.
         run: the run or sweep, where it was moved.
         open_audits: returns the audits of a run by attack files; None where none are named.
-
-    Raises:
-        RunError: the dossier was altered, or a table of the run is damaged.
     """
     sealed = read_dossier(path)
     stated = sealed.dossier

@@ -15,11 +15,7 @@ _STATED, _OTHER = f"what {JSON_FILE} says", "other contents"
 
 
 def compare_written_files(sealed: SealedDossier, folder: Path) -> list[VerifiedValue]:
-    """Write the page and the JUnit file again, and compare them with those beside `dossier.json`.
-
-    Raises:
-        RunError: one of them is a link.
-    """
+    """Write the page and the JUnit file again, and compare them with those beside `dossier.json`."""
     dossier = sealed.dossier
     expected_page = render_dossier(dossier, sealed.seal)
     values = [_compare_file(folder / PAGE, expected_page)]

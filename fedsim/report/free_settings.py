@@ -11,9 +11,6 @@ def free_settings(experiment: Experiment) -> str:
     """List the settings that this federation uses, and what they promise; empty where it uses none.
 
     Batch size, local epochs and the number of rounds, which every federation has, are listed elsewhere.
-
-    Raises:
-        FedsimError: the data set or the model is not there.
     """
     training, strategy = experiment.config.training, experiment.config.strategy
     sentences = []

@@ -55,11 +55,7 @@ def sort_by_preference(metrics: Iterable[str]) -> list[str]:
 
 
 def read_example_scores(folder: RunFolder) -> ExampleScores:
-    """Read the scores of all examples; none where nothing was scored.
-
-    Raises:
-        RunError: the table is not one that an audit writes.
-    """
+    """Read the scores of all examples; none where nothing was scored."""
     scores: dict[FindingKey, dict[str, dict[int, float]]] = {}
     rows = read_rows(folder.images, IMAGE_SCORE_COLUMNS, ("value",), ("image",))
     for (*key, metric), finding_rows in groupby(rows, itemgetter(*_KEY_COLUMNS, "metric")):

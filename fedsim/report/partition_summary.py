@@ -137,10 +137,6 @@ def load_partition_summary(
         name: a data set, or an experiment file (`.toml`).
         overrides: `key=value` settings of an experiment. Of a data set by name, the partition is `natural` by default
             where there are natural groups, with one client for each (at most 1000), and else `iid` with 10 clients.
-
-    Raises:
-        DataError: the data set is missing or damaged, or cannot be downloaded.
-        PluginError: nothing has this name.
     """
     if name.endswith(".toml"):
         config = load_config(Path(name), overrides, trust=trust)

@@ -241,11 +241,7 @@ def defense_promises(run: ReportedRun) -> list[str]:
 
 
 def list_app_defenses(run: ReportedRun) -> list[tuple[PluginTable, Defense, str]]:
-    """Return the defenses that fedsim put around the clients of an app: table, defense, and label in the ledger.
-
-    Raises:
-        FedsimError: what says how the app was run is damaged, or names code and is not trusted.
-    """
+    """Return the defenses that fedsim put around the clients of an app: table, defense, and label in the ledger."""
     tables = [PluginTable(**table) for table in read_toml(run.folder.app).get("defense", [])]
     defenses = read_app_defenses(run.folder.app, trust=run.trust)
     return list(zip(tables, defenses, unique_labels([table.name for table in tables]), strict=True))

@@ -65,9 +65,6 @@ def measure_movement(folder: OpenRun) -> float:
     """Return the norm by which training moved the weights, as a share of their own; NaN where that is not known.
 
     It takes the recording of the first round and the checkpoint after the last one.
-
-    Raises:
-        FedsimError: a file is damaged.
     """
     if not folder.checkpoint.is_file() or not folder.transcript.is_dir():
         return math.nan

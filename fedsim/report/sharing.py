@@ -34,11 +34,7 @@ class SharingTable:
 
 
 def sharing_table(experiment: Experiment, attacked: Collection[int]) -> SharingTable:
-    """Return what each client holds; of many clients, those that were attacked and the first ones.
-
-    Raises:
-        FedsimError: the data set is not there.
-    """
+    """Return what each client holds; of many clients, those that were attacked and the first ones."""
     partition = PartitionSummary(config=experiment.config, data=experiment.data, seconds=0.0)
     has_classes = partition.dataset.task.goal != "numbers"
     # Choose which clients are shown.

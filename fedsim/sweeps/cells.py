@@ -111,11 +111,6 @@ def build_cells(grid: SweepGrid, *, trust: bool) -> list[SweepCell | InvalidPoin
 
     A value of an axis that makes all of its cells invalid is an error; one that suits some cells is
     not.
-
-    Raises:
-        ConfigError: a value makes all of its cells invalid, or two cells have the same settings.
-        DataError: data are missing.
-        PluginError: a name is not registered, or a plug-in does not load.
     """
     _cached_data_hash.cache_clear()  # files may have changed since
     cells: list[SweepCell | InvalidPoint] = []
@@ -154,11 +149,7 @@ def _check_distinct(cells: Sequence[SweepCell], where: str) -> None:
 
 
 def build_cell(grid: SweepGrid, point: GridPoint, *, trust: bool) -> SweepCell:
-    """Build the cell at a point of `grid`.
-
-    Raises:
-        ConfigError: its settings are invalid.
-    """
+    """Build the cell at a point of `grid`."""
     tables, where = grid.tables(point), grid.file.where
     attack = tables["attack"][0]
     tables["attack"] = _add_source_attacks(attack, grid.attacks, where)

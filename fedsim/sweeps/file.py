@@ -93,9 +93,6 @@ def read_sweep(path: Path, changes: Iterable[tuple[str, Any]] = (), kind: type[A
     Args:
         changes: keys and values to set, of the base or of [sweep] itself, such as `sweep.seeds`.
         kind: of the file from which every cell starts, whose tables axes may name.
-
-    Raises:
-        ConfigError: a file is missing or is not TOML, or [sweep] is missing or invalid.
     """
     is_own = not is_in_run_folder(path)
     return parse_sweep(read_toml(path), str(path), path.parent, is_own=is_own, changes=changes, kind=kind)

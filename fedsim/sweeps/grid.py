@@ -73,11 +73,7 @@ class SweepGrid:
         return tuple(self.points[0].labels)
 
     def tables(self, point: GridPoint) -> dict[str, Any]:
-        """Return the tables of the experiment at `point`, with its one attack.
-
-        Raises:
-            ConfigError: the base has no such table to set a key of.
-        """
+        """Return the tables of the experiment at `point`, with its one attack."""
         tables = deepcopy(dict(self.file.base))
         # A table before the keys in it, and a case, which changes what other axes say, at the end.
         for key in sorted(point.values, key=lambda key: (key == CASE, key.count("."))):

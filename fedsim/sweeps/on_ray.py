@@ -42,9 +42,6 @@ def run_in_actors(
         prepare: called once in each actor with `arguments`; entering its result gives the function
             that does a job.
         shared: a file that all hosts have to see; jobs fail on a host that does not.
-
-    Raises:
-        InstallationError: Ray is not installed.
     """
     with ray_session(address, workers, "sweep"):
         import ray

@@ -109,12 +109,7 @@ class SweepPlan:
 
 
 def plan_sweep(file: SweepFile, store: CellStore, *, trust: bool) -> SweepPlan:
-    """Plan the sweep of a file: find the cells that apply and those that are finished.
-
-    Raises:
-        DataError, InstallationError, PluginError: a part that a cell needs is missing or does not
-            load.
-    """
+    """Plan the sweep of a file: find the cells that apply and those that are finished."""
     if file.sweep.address and not (file.is_own or trust):
         raise TrustError(
             f"{file.where}: sweep.address: '{file.sweep.address}' is a machine that a run folder "

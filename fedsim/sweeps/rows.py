@@ -37,9 +37,6 @@ def sweep_rows(
         planned: planned attacks; those without a score have a row without a metric.
         variants: by title the variant whose scores these are, where the run may have findings of earlier settings.
         role: who attacks, against whom epsilons are proved.
-
-    Raises:
-        FedsimError: a file of the run is damaged.
     """
     federation = {**_final_accuracy(folder), "bytes": _mean_bytes(folder.recording)}
     proved, measured = _proved_epsilons(folder, role), _measured_epsilons(folder)

@@ -101,20 +101,12 @@ def write_cells(folder: Path, axes: Sequence[str], rows: Iterable[Mapping[str, A
 
 
 def read_table(folder: Path) -> SweepTableFile:
-    """Read `sweep.csv` in the folder of a sweep.
-
-    Raises:
-        RunError: it is missing, is damaged, or is not what the sweep wrote.
-    """
+    """Read `sweep.csv` in the folder of a sweep."""
     return _read_table(folder / TABLE, SCORES)
 
 
 def read_cells(folder: Path) -> SweepTableFile:
-    """Read `cells.csv` in the folder of a sweep.
-
-    Raises:
-        RunError: it is missing, is damaged, or is not what the sweep wrote.
-    """
+    """Read `cells.csv` in the folder of a sweep."""
     return _read_table(folder / CELLS, STATES)
 
 

@@ -27,9 +27,6 @@ def geometry_figures(
 
     Args:
         beside: to which paths in the recipe are relative.
-
-    Raises:
-        FedsimError: a run failed.
     """
     figures: dict[str, dict[str, str]] = {}
     for row in track(made.recipe.rows, "rows", len(made.recipe.rows)):

@@ -72,9 +72,6 @@ def reproduce_table(paper: str, table: str, scale: ScaleName, store: Path | None
 
     Args:
         store: of the cells that sweeps share; `runs/cells` by default.
-
-    Raises:
-        FedsimError: the sweep cannot be run.
     """
     # Run the sweep, or the federations of a geometry, and read the figures.
     sweep_recipe, folder = require_recipe(paper, table), Path("runs") / "reproduce" / f"{paper}-{table}-{scale}"

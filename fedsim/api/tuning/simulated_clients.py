@@ -39,9 +39,6 @@ def simulated_experiment(config: Config, broadcast: State | None, victim: int, c
         broadcast: w_t, from which they start; None for the experiment's own first weights.
         victim: the client whose number of examples and defenses they have.
         clients: how many there are at most; fewer where there are not enough public examples.
-
-    Raises:
-        DataError: there are too few public examples.
     """
     if config.secure_aggregation is not None:
         raise KnowledgeError(

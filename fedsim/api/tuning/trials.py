@@ -185,11 +185,7 @@ class SimulatedTrials:
         self._iterations = min(iterations, self._all_iterations)
 
     def tune(self) -> TunedAttack:
-        """Try step sizes first, then weights of the prior with the best of them, then finalists in full length.
-
-        Raises:
-            AttackError: all trials failed.
-        """
+        """Try step sizes first, then weights of the prior with the best of them, then finalists in full length."""
         trials = self._try(step_size_changes(self._attack))
         for factors in _FACTORS:
             trials += self._try(prior_changes(self._attack, find_best_trial(trials).changes, factors))

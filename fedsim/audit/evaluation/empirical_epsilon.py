@@ -165,11 +165,7 @@ def _parse_comparison(row: Mapping[str, str]) -> EpsilonComparison:
 
 
 def measure_epsilon(folder: OpenRun, experiment: Experiment) -> None:
-    """Measure epsilon of the run in `folder`, whose clients carried canaries, and save the results.
-
-    Raises:
-        RunError: the ledger is damaged, a defense failed, or no client with canaries sent anything.
-    """
+    """Measure epsilon of the run in `folder`, whose clients carried canaries, and save the results."""
     if experiment.central_privacy is not None:
         comparisons = [_audit_server(experiment, folder)]
     else:

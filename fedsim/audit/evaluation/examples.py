@@ -64,11 +64,7 @@ def check_kinds(finding: Reconstruction | Texts, spec: FindingSpec) -> None:
 
 
 def true_examples(finding: Reconstruction | Texts, about: FindingMetadata, case: Case) -> Truth | None:
-    """Return the true data of the clients whose examples are claimed, where they are known.
-
-    Raises:
-        DataError: examples of the whole federation are claimed, and its data are not known.
-    """
+    """Return the true data of the clients whose examples are claimed, where they are known."""
     if finding.claims == "federation":
         return case.truth_of_all()
     number = None if finding.claims == "client" else first_round(about)

@@ -153,9 +153,6 @@ def score_inference(
         imputed: for an attribute, the guess from public records; None where there are none, and
             then the name of the floor says so.
         has_sent: for sources `candidate`, whether it sent something in the attacked rounds; None where all did.
-
-    Raises:
-        DataError: the inference is about other records or candidates than the truth.
     """
     likeliest = inference.scores == inference.scores.max(1, keepdim=True).values
     # `record candidate`, the probability that the candidate is claimed.

@@ -208,9 +208,6 @@ def score_local_model(
         other_optimum: the second optimum; None leaves `zest_other_start` out.
         modality: name of the kind of examples; inferred where it is empty.
         target: mean and standard deviation that targets were standardised with.
-
-    Raises:
-        DataError: the optimum or a proxy has another architecture, or there are no references.
     """
     optimum_state = _checked_state(model, optimum, "the optimal local model")
     other_state = None

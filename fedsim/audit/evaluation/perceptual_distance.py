@@ -67,9 +67,6 @@ def lpips_distances(claimed: Tensor, true: Tensor, weights: Path | None) -> Tens
     Returns:
         One value an image, or the reason why none was computed.
 
-    Raises:
-        DataError: the file of weights is damaged, or another network's.
-
     References:
         [Zhang2018b].
     """
@@ -101,9 +98,6 @@ def check_backbone(weights: Path | None, shape: Sequence[int] | None = None) -> 
 
     Args:
         shape: of an example; None where it is not known. Nothing is read where no LPIPS is computed of it.
-
-    Raises:
-        DataError: the file is damaged, or another network's.
     """
     found = find_backbone(weights)
     if found is None:

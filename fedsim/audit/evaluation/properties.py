@@ -219,9 +219,6 @@ def score_messages(scores: Tensor, has_property: Tensor, of_victim: Tensor, vict
         of_victim: `message`, whether it is the victim's.
         victims: `victim`, for each victim of the attack, the share of its messages to which the
             larger one is nearer.
-
-    Raises:
-        DataError: their numbers differ.
     """
     return _score_claims("property", "message", scores, has_property, of_victim, victims)
 

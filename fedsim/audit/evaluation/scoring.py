@@ -124,9 +124,6 @@ def score_examples(
         cache: measurements of guesses that findings about the same victim share; `public`, `weights`
             and the recording have to be the same for all of them.
         device: on which claims, guesses and public examples are compared with the true ones.
-
-    Raises:
-        DataError: the finding and the truth differ in kind or in shape.
     """
     data, claimed_labels, true_labels = claimed_data(finding), finding.labels, truth.labels
     if not claimed_labels.is_floating_point():

@@ -108,10 +108,6 @@ class AttackedUpdate:
 
         Returns:
             Values in [0, 2], by metric.
-
-        Raises:
-            DataError: the update is zero or does not fit the model, or the gradient is not finite.
-            RunError: BatchNorm was to normalise a batch of one example.
         """
         at_broadcast = self.similarity_at_broadcast(data, labels)
         values = {SIMILARITY_AT_BROADCAST: at_broadcast}

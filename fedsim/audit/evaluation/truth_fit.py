@@ -59,9 +59,6 @@ def read_attacked_update(about: FindingMetadata, context: EvaluationContext) -> 
     """Return the first update that a finding was read from, with what gradients need.
 
     None where the model is not known, or its inputs have no range.
-
-    Raises:
-        FedsimError: the update is not recorded.
     """
     knowledge = context.knowledge
     if knowledge.model is None or knowledge.value_range is None:
