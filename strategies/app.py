@@ -486,7 +486,7 @@ def _round_attack(experiment: Experiment, folder: OpenRun) -> Iterator[Callable[
     if experiment.config.adversary.when != "in-round":
         yield None
         return
-    from fedsim.audit.in_round import round_attacker  # takes seconds to import
+    from fedsim.audit.round_attacks import round_attacker  # takes seconds to import
 
     with background_worker(round_attacker, (folder.path,)) as attack:
         yield attack

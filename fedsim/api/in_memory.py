@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedsim.api.records import drop_overlap
+from fedsim.api.granted_records import drop_overlap
 from fedsim.base.errors import AttackCrash, ConfigError, FedsimError, did_you_mean, error_reason, first_line, one_line
 from fedsim.base.files import temporary_folder
 from fedsim.base.loss_term import add_model_term, describe_undeclared_term

@@ -10,11 +10,12 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsim.api import pipeline, single
+from fedsim.api import pipeline
 from fedsim.api.adversaries import Adversary, read_adversary
 from fedsim.api.arguments import as_path, check_changes, read_tables
 from fedsim.api.frames import read_frame, read_summary
 from fedsim.api.objects import replace_objects
+from fedsim.api.single_attack import make_finding, single_attack_file
 from fedsim.audit.audit import Audit, make_audit
 from fedsim.audit.evaluation.empirical_epsilon import read_epsilons
 from fedsim.audit.finding_files import load_claim
@@ -227,7 +228,7 @@ class Run:
             rounds = list(map(to_plain_value, round)) if isinstance(round, Iterable) else [to_plain_value(round)]
         folder = OpenRun(self.path)
         base = self._base(folder)
-        spec = single.single_attack_file(
+        spec = single_attack_file(
             base,
             folder.recording,
             attack,
@@ -249,7 +250,7 @@ class Run:
         arguments += [f"{key}={value!r}" for key, value in keywords.items() if value is not None]
         adversary = Adversary(spec=spec, beside=self._file.beside, command=f"run.attack({', '.join(arguments)})")
         with listen_to_progress(progress):
-            finding, _ = single.make_finding(folder, base, adversary, trust=self._trust, follow=follow_with(progress))
+            finding, _ = make_finding(folder, base, adversary, trust=self._trust, follow=follow_with(progress))
         return finding
 
     @serialize_calls

@@ -18,7 +18,7 @@ def describe_adversary(folder: OpenRun) -> Iterator[tuple[str, str]]:
     """Yield the rows of the summary: whose points of view a run was attacked from, and its colluders."""
     from fedsim.recording.adversary_role import AdversaryRole
     from fedsim.recording.transcript import Transcript
-    from fedsim.report.observers import list_attackers
+    from fedsim.report.attacker_names import list_attackers
 
     contents = folder.manifest.contents
     settings = (contents.settings if contents else None) or {}

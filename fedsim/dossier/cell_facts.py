@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.base.errors import FedsimError
-from fedsim.dossier.attacked import describe_coverage, read_finding_facts
+from fedsim.dossier.attack_results import describe_coverage, read_finding_facts
 from fedsim.dossier.contents import Coverage, MeasuredEpsilon, Proof, to_float
 from fedsim.dossier.privacy_facts import collect_measured_epsilons, collect_proofs
 from fedsim.federation.integrity import compare_with_manifest

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from fedsim.base.errors import ConfigError, RunError, first_line
 from fedsim.base.files import check_no_link, parse_json, write_text
-from fedsim.dossier.attacked import list_reported
+from fedsim.dossier.attack_results import list_reported
 from fedsim.dossier.contents import (
     CANNOT_DECIDE,
     REACHED,

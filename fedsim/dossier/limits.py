@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Callable, Sequence
 
 from fedsim.base.errors import FedsimError, number_of
-from fedsim.dossier.attacked import list_unjudged
+from fedsim.dossier.attack_results import list_unjudged
 from fedsim.dossier.contents import (
     LEAKS,
     NO_LEAK,

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedsim.dossier.contents import Aim, ObservingParty, Reference
 from fedsim.recording.adversary_role import AdversaryRole
-from fedsim.report.observers import list_attackers
+from fedsim.report.attacker_names import list_attackers
 
 _AIMS: Mapping[tuple[str, ...], str] = {
     ("reconstruction", "texts"): "recover the examples themselves: images, records, series or texts",

@@ -14,7 +14,7 @@ from typing import Any
 from fedsim.audit.plan import ADAPTIVE
 from fedsim.base.errors import number_of
 from fedsim.base.files import hash_file
-from fedsim.dossier.attacked import (
+from fedsim.dossier.attack_results import (
     collect_results,
     conclude,
     describe_coverage,
@@ -25,7 +25,7 @@ from fedsim.dossier.attacked import (
 )
 from fedsim.dossier.contents import NOTHING_KNOWN, Caution, Dossier, Evidence, HashedFile, MissingAttack, Result
 from fedsim.dossier.limits import describe_changes, describe_extent, describe_validity, list_pitfalls
-from fedsim.dossier.missing import list_missing_attacks
+from fedsim.dossier.missing_attacks import list_missing_attacks
 from fedsim.dossier.parties import REFERENCES, list_aims, list_observers
 from fedsim.dossier.privacy_facts import (
     collect_exposed_clients,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedsim.base.files import hash_file
 from fedsim.base.grouping import group_by
-from fedsim.dossier.attacked import conclude, describe_failures, describe_openness, describe_worst, make_result
+from fedsim.dossier.attack_results import conclude, describe_failures, describe_openness, describe_worst, make_result
 from fedsim.dossier.cell_facts import merge_coverages, read_cell_facts
 from fedsim.dossier.contents import (
     NOTHING_KNOWN,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from fedsim.base.errors import ConfigError, number_of
 from fedsim.base.grouping import group_by
-from fedsim.dossier.attacked import list_unjudged
+from fedsim.dossier.attack_results import list_unjudged
 from fedsim.dossier.contents import (
     CANNOT_DECIDE,
     INFINITE,

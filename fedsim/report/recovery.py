@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedsim.base.errors import number_of
-from fedsim.report.observers import name_attacker
+from fedsim.report.attacker_names import name_attacker
 from fedsim.report.summary import Summary
 from fedsim.report.verdicts import LEAKS, ScoreReading
 

@@ -22,12 +22,12 @@ from fedsim.recording.adversary_role import AdversaryRole
 from fedsim.recording.reported_accuracy import ReportedAccuracy
 from fedsim.report import adaptive, image_scores
 from fedsim.report.attack_traits import attack_classes, find_attack_traits, name_attacks, read_metadata, read_scores
+from fedsim.report.attacker_names import SERVER, list_attackers
 from fedsim.report.cards import choose_examples, examples_by_finding
 from fedsim.report.failed_attacks import describe_failed_attacks
 from fedsim.report.finding_views import FindingView, read_findings
 from fedsim.report.image_scores import ExampleScores, ExtremeExample
 from fedsim.report.learning import NoLearning
-from fedsim.report.observers import SERVER, list_attackers
 from fedsim.report.pictures import Gallery
 from fedsim.report.recording_summary import Recording, read_recording
 from fedsim.report.run_learning import examine_learning, find_reported_accuracy

@@ -25,7 +25,7 @@ from fedsim.audit.audit import Audit, open_audit
 from fedsim.audit.evaluation import examples
 from fedsim.audit.evaluation.case import Case
 from fedsim.audit.finding_files import load_finding, save_finding
-from fedsim.audit.in_round import attack_round
+from fedsim.audit.round_attacks import attack_round
 from fedsim.audit.threat_model import grant_knowledge
 from fedsim.base.errors import ConfigError, DataError, KnowledgeError, PluginError
 from fedsim.base.task import Task

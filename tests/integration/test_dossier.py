@@ -20,10 +20,10 @@ import fedsim
 from fedsim.audit.audit import open_audit
 from fedsim.base.errors import ConfigError, RunError
 from fedsim.dossier import contents
-from fedsim.dossier.attacked import read_finding_facts
+from fedsim.dossier.attack_results import read_finding_facts
 from fedsim.dossier.files import write_dossier_files
 from fedsim.dossier.limits import describe_validity
-from fedsim.dossier.missing import list_missing_attacks
+from fedsim.dossier.missing_attacks import list_missing_attacks
 from fedsim.dossier.recomputation import judge_findings_again
 from fedsim.federation.open_run import OpenRun
 from fedsim.recording.messages import RecordedExchange, RecordedMessage, write_messages

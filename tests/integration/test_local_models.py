@@ -17,7 +17,7 @@ from fedsim.audit.audit import Audit, open_audit
 from fedsim.audit.evaluation.imputation import Imputation
 from fedsim.audit.evaluation.local_optimum import local_optimum
 from fedsim.audit.finding_files import load_finding, save_finding
-from fedsim.audit.in_round import attack_round
+from fedsim.audit.round_attacks import attack_round
 from fedsim.audit.threat_model import grant_knowledge, grant_private
 from fedsim.base.errors import ConfigError, RunError
 from fedsim.federation.config import AttackFile

@@ -12,9 +12,9 @@ from fedsim.base.errors import FedsimError
 from fedsim.federation.run_folder import RunFolder, read_rows
 from fedsim.interfaces.panel import Panel
 from fedsim.report.html import render_fragment
+from fedsim.report.partition_table import SharingTable, sharing_table
 from fedsim.report.reported_run import ReportedRun
 from fedsim.report.run_facts import defense_promises, run_facts
-from fedsim.report.sharing import SharingTable, sharing_table
 
 
 class RunPanel(Panel):

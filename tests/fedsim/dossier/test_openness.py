@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedsim.audit.evaluation.score import Score
-from fedsim.dossier.attacked import conclude, make_result
+from fedsim.dossier.attack_results import conclude, make_result
 from fedsim.dossier.contents import Result
 from fedsim.report.verdicts import score_readings
 from tests.support.silent_messages import row_of

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import fedsim
-from fedsim.api.records import drop_overlap
+from fedsim.api.granted_records import drop_overlap
 from fedsim.base.errors import ConfigError
 from fedsim.interfaces.attack import Attack, KnownCandidates, PropertyRecords, Records, Target
 from fedsim.interfaces.findings import Reconstruction

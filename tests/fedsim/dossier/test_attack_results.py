@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedsim.audit.evaluation.matches import CHANCE
 from fedsim.audit.evaluation.score import Score
-from fedsim.dossier.attacked import describe_worst, list_reported, make_result
+from fedsim.dossier.attack_results import describe_worst, list_reported, make_result
 from fedsim.dossier.contents import Result
 from fedsim.dossier.limits import describe_changes
 from fedsim.report.verdicts import GUESSING, LEAKS, score_readings
