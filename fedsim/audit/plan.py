@@ -58,6 +58,16 @@ class AttackJob:
         return f"round-{self.round}-client-{self.victim}-repeat-{self.repeat}"
 
 
+def parse_rounds(text: str) -> range:
+    """Return the attacked rounds that such a text says.
+
+    >>> parse_rounds("2"), parse_rounds("1-10")
+    (range(2, 3), range(1, 11))
+    """
+    first, _, last = text.partition("-")
+    return range(int(first), int(last or first) + 1)
+
+
 def plan_jobs(
     transcript: Transcript,
     adversary: AdversaryTable,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Sequence
 
+from fedsim.audit.plan import parse_rounds
 from fedsim.base.errors import FedsimError, number_of
 from fedsim.dossier.attack_results import list_unjudged
 from fedsim.dossier.contents import (
@@ -34,7 +35,7 @@ def describe_extent(coverage: Coverage) -> list[str]:
         return []
     attacked_rounds = set[int]()
     for text in coverage.rounds:
-        attacked_rounds.update(_split_rounds(text))
+        attacked_rounds.update(parse_rounds(text))
     victims, rounds = len(coverage.victims), len(attacked_rounds)
     extent = (
         f"{victims} of {number_of(coverage.clients, 'recorded client')} {_was(victims)} attacked, in {rounds} of "
@@ -42,11 +43,6 @@ def describe_extent(coverage: Coverage) -> list[str]:
     )
     is_whole = victims == coverage.clients and rounds == coverage.recorded_rounds
     return [f"{extent}." if is_whole else f"{extent}; nothing is known about the others."]
-
-
-def _split_rounds(text: str) -> range:
-    first, _, last = text.partition("-")
-    return range(int(first), int(last or first) + 1)
 
 
 def _was(count: int) -> str:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedsim.audit.plan import plan_jobs
+from fedsim.audit.plan import parse_rounds, plan_jobs
 from fedsim.base.errors import FedsimError
 from fedsim.dossier.contents import MissingAttack
 from fedsim.federation.failed_attacks import read_failed_attacks
@@ -126,11 +126,8 @@ def _list_jobs_of_commands(findings: Sequence[Mapping[str, Any]], planned: Seque
 
 def _took_part(run: ReportedRun, job: Job) -> bool:
     """Return whether the server saw anything of a victim in the rounds of a job."""
-    first, _, last = job[1].partition("-")
-    for header in run.recording.headers:
-        if int(first) <= header.round <= int(last or first) and header.find_reply(job[2]) is not None:
-            return True
-    return False
+    rounds = parse_rounds(job[1])
+    return any(header.round in rounds and header.find_reply(job[2]) is not None for header in run.recording.headers)
 
 
 def _list_unscored(run: ReportedRun, findings: Sequence[Mapping[str, Any]]) -> list[Job]:

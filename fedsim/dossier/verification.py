@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fedsim.audit.audit import Audit
 from fedsim.base.errors import ConfigError, FedsimError
-from fedsim.dossier.contents import Dossier, start_sentence
-from fedsim.dossier.files import JSON_FILE, read_dossier
+from fedsim.base.files import check_no_link
+from fedsim.dossier.contents import Dossier, SealedDossier, start_sentence
+from fedsim.dossier.files import JSON_FILE, JUNIT_FILE, PAGE, format_junit, read_dossier, render_dossier
 from fedsim.dossier.recomputation import (
     State,
     VerifiedValue,
@@ -31,8 +32,8 @@ from fedsim.dossier.recomputation import (
 from fedsim.dossier.run_dossier import DossierOptions, collect_run_dossier
 from fedsim.dossier.sweep_dossier import collect_sweep_dossier
 from fedsim.dossier.thresholds import judge_thresholds
-from fedsim.dossier.written_files import compare_written_files
 from fedsim.federation.open_run import OpenRun
+from fedsim.federation.settings import versions
 from fedsim.recording.seals import signing_key
 from fedsim.report.reported_run import ReportedRun, open_reported_run
 from fedsim.report.reproduction_needs import strip_folders
@@ -44,6 +45,8 @@ _NEEDS_DATA = ("facts", "cautions", "notes")
 """What reads otherwise on a machine without the data set."""
 _CONTENT_TOLERANCE = 1e-9
 """Relative difference that is rounding, of numbers that follow from tables."""
+_PACKAGE = "fedsim-curious"
+_STATED, _OTHER = f"what {JSON_FILE} says", "other contents"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +139,7 @@ def verify_dossier_file(
     found = found.model_copy(update={"thresholds": thresholds})
     is_signed = len(sealed.seal) > 1
     remarks = _remark_on_dossier(stated, found, is_signed=is_signed)
-    files = compare_written_files(sealed, folder)
+    files = _compare_written_files(sealed, folder)
     # Scores of a sweep are taken from its cells, those of a run are computed again.
     if stated.kind == "sweep":
         if open_audits is not None:
@@ -261,3 +264,36 @@ def _count_states(values: Sequence[VerifiedValue]) -> str:
     rest = len(values) - sum(counts.values())
     parts = [f"{counts['equal']} equal", f"{counts['differs']} {'differs' if counts['differs'] == 1 else 'differ'}"]
     return ", ".join([*parts, *([f"{rest} cannot be recomputed"] if rest else [])])
+
+
+def _compare_written_files(sealed: SealedDossier, folder: Path) -> list[VerifiedValue]:
+    """Write the page and the JUnit file again, and compare them with those beside `dossier.json`."""
+    dossier = sealed.dossier
+    expected_page = render_dossier(dossier, sealed.seal)
+    values = [_compare_file(folder / PAGE, expected_page)]
+    if dossier.thresholds:
+        values.append(_compare_file(folder / JUNIT_FILE, format_junit(dossier.name, dossier.thresholds)))
+    elif (folder / JUNIT_FILE).exists():
+        values.append(_make_value(JUNIT_FILE, "no thresholds, and so no such file", "a file", "differs"))
+    # Another version may write the same contents in other words.
+    written, now = dossier.versions.get(_PACKAGE, "unknown"), versions()[_PACKAGE]
+    if written == now:
+        return values
+    why = f"it was written by fedsim {written}, this is {now}"
+    for position, value in enumerate(values):
+        if value.state == "differs":
+            values[position] = replace(value, state="cannot be recomputed", why=value.why or why)
+    return values
+
+
+def _compare_file(path: Path, expected: str) -> VerifiedValue:
+    if not path.is_file():
+        why = f"{path.name} is not next to {JSON_FILE}, so its contents are unknown"
+        return _make_value(path.name, _STATED, "no file", "cannot be recomputed", why)
+    check_no_link(path)
+    is_equal = path.read_bytes() == expected.encode()
+    return _make_value(path.name, _STATED, _STATED if is_equal else _OTHER, "equal" if is_equal else "differs")
+
+
+def _make_value(where: str, stated: str, found: str, state: State, why: str = "") -> VerifiedValue:
+    return VerifiedValue(where=where, stated=stated, found=found, state=state, is_number=False, why=why)

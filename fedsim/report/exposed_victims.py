@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedsim.audit.evaluation import statistics
+from fedsim.audit.plan import parse_rounds
 from fedsim.interfaces.metric import Metric, describe_metric
 from fedsim.report.sweep_groups import Row
 
@@ -77,8 +78,7 @@ def explain_open_rounds(rows: Sequence[Row], open_rounds: Iterable[int]) -> str:
     """Say that a defense leaves rounds open of which none was attacked; empty where it leaves none, or one was."""
     attacked = set[int]()
     for row in rows:
-        first, _, last = row["round"].partition("-")
-        attacked.update(range(int(first), int(last or first) + 1))
+        attacked.update(parse_rounds(row["round"]))
     missed = sorted(open_rounds)
     if not missed or attacked & set(missed):
         return ""

@@ -17,6 +17,7 @@ from fedsim.audit.evaluation.evaluator import EvaluationContext, Evaluator, Find
 from fedsim.audit.evaluation.local_optimum import match_state
 from fedsim.audit.evaluation.score import Score
 from fedsim.audit.evaluation.zest import draw_references, interpretable_pieces, model_outputs, signature, zest
+from fedsim.audit.plan import parse_rounds
 from fedsim.base.errors import AttackError, DataError, RunError
 from fedsim.base.task import Loss
 from fedsim.data import Column
@@ -98,10 +99,10 @@ def _describe_tensor(tensor: Tensor | None) -> str:
 
 def _proxies(transcript: Transcript, rounds: str, victim: int, experiment: Experiment) -> dict[str, State]:
     """Return the models that anybody has who reads the messages of the attacked rounds, by name."""
-    first, _, last = rounds.partition("-")
+    attacked = parse_rounds(rounds)
     headers: dict[int, Header] = {}
     for number in transcript.rounds:
-        if int(first) <= number <= int(last or first):
+        if number in attacked:
             header = transcript.header(number)
             if header.replies:
                 headers[number] = header
