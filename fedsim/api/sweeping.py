@@ -121,17 +121,29 @@ class Sweep:
 
     @property
     def table(self) -> pd.DataFrame:
-        """A row for each score, see `fedsim.sweeps.table`."""
+        """A row for each score, see `fedsim.sweeps.table`.
+
+        Raises:
+            RunError: the table is missing or damaged, or is not what the sweep wrote.
+        """
         return _frame(read_table(self.path), texts=("cell", "federation", "round"))
 
     @property
     def cells(self) -> pd.DataFrame:
-        """A row for each cell: whether it is done, failed or does not apply, and why."""
+        """A row for each cell: whether it is done, failed or does not apply, and why.
+
+        Raises:
+            RunError: the table is missing or damaged, or is not what the sweep wrote.
+        """
         return _frame(read_cells(self.path), texts=("cell", "federation", "reason"))
 
     @property
     def failures(self) -> list[str]:
-        """A sentence for each cell that failed."""
+        """A sentence for each cell that failed.
+
+        Raises:
+            RunError: the table is missing or damaged, or is not what the sweep wrote.
+        """
         table = read_cells(self.path)
         sentences = []
         for row in table.rows:
@@ -142,7 +154,11 @@ class Sweep:
 
     @serialize_calls
     def report(self) -> Report:
-        """Write `sweep.html` anew; the value shows it in a notebook."""
+        """Write `sweep.html` anew; the value shows it in a notebook.
+
+        Raises:
+            RunError: a table is missing or damaged, or the folder cannot be written.
+        """
         return Report(write_sweep_page(self.path))
 
 

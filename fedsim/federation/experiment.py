@@ -64,6 +64,7 @@ class Experiment:
     """Objects that a `Config` describes, each built when first used.
 
     Args:
+        config: describes them.
         source: another experiment of the same thread. Data and network, which are costly to make,
             are taken from there where both experiments describe the same.
     """
@@ -221,6 +222,9 @@ class Experiment:
 
         It is w_0 without the parts that stay with the clients, and the control variates of the
         algorithm, if it has any.
+
+        Raises:
+            ConfigError: the file of `[model] start` is not readable or holds another model.
         """
         whole_model = self.initial_model_state()
         parameters = {name for name, _ in self.model.named_parameters(remove_duplicate=False)}
@@ -245,12 +249,20 @@ class Experiment:
         return {name: tensor for name, tensor in whole_model.items() if name in self.private_names}
 
     def initial_model_state(self) -> dict[str, Tensor]:
-        """Return w_0 of the whole model: fresh weights, or the trained ones of `[model] start`."""
+        """Return w_0 of the whole model: fresh weights, or the trained ones of `[model] start`.
+
+        Raises:
+            ConfigError: the file is not readable or holds another model.
+        """
         start = self.config.model.start
         return self._fresh_state if start is None else self.read_state_file(Path(start))
 
     def read_state_file(self, path: Path) -> dict[str, Tensor]:
-        """Read the trained state in a file, as the federation would start from it."""
+        """Read the trained state in a file, as the federation would start from it.
+
+        Raises:
+            ConfigError: the file is not readable or holds another model.
+        """
         is_shared = self.training.batch_norm_statistics == "shared"
         withheld = () if is_shared else running_statistics(self.model)
         return read_state(path, self._fresh_state, self.config.model.name, withheld=withheld)
@@ -311,7 +323,11 @@ class Experiment:
 
     @property
     def server_rate(self) -> float | None:
-        """Return the step size of a server that receives gradients, if its strategy sets one."""
+        """Return the step size of a server that receives gradients, if its strategy sets one.
+
+        Raises:
+            ConfigError: `learning_rate` of the strategy is no step size.
+        """
         table = self.config.strategy
         rate = vars(find_object(table.name)).get("learning_rate") if is_object(table.name) else None
         rate = table.settings.get("learning_rate", rate)
@@ -326,6 +342,9 @@ class Experiment:
         """Return the settings of local training, before the server adds its own.
 
         Where clients send gradients, the server's step size is included.
+
+        Raises:
+            ConfigError: the settings do not go together.
         """
         table = self.config.training
         settings = table.model_dump(exclude_none=True)
@@ -343,7 +362,12 @@ class Experiment:
 
     @property
     def loss(self) -> Loss:
-        """Return the clients' objective: the task's loss with labels smoothed by `training`."""
+        """Return the clients' objective: the task's loss with labels smoothed by `training`.
+
+        Raises:
+            ConfigError: there are no classes to spread labels over, or the settings do not go
+                together.
+        """
         return smooth_labels(self.client_loss, self.training.label_smoothing)
 
     @cached_property
@@ -352,7 +376,11 @@ class Experiment:
         return add_model_term(self.dataset.task.loss, self.model)
 
     def device(self) -> torch.device:
-        """Return the device on which clients train."""
+        """Return the device on which clients train.
+
+        Raises:
+            ConfigError: a GPU is requested and there is none.
+        """
         name = self.config.federation.device
         if name == "cuda" and not torch.cuda.is_available():
             raise ConfigError("federation.device: 'cuda', but PyTorch finds no GPU here; use 'cpu'")
@@ -367,12 +395,20 @@ class Experiment:
 
     @cached_property
     def algorithm(self) -> ClientAlgorithm:
-        """Return the clients' algorithm."""
+        """Return the clients' algorithm.
+
+        Raises:
+            PluginError: it does not derive from `ClientAlgorithm`.
+        """
         return build_algorithm(self.config.algorithm or AlgorithmTable())
 
     @cached_property
     def private_names(self) -> frozenset[str]:
-        """Return the names of the tensors of the model that never leave a client."""
+        """Return the names of the tensors of the model that never leave a client.
+
+        Raises:
+            ConfigError: the algorithm does not divide the model into parts.
+        """
         if not self.algorithm.private_parts:
             return frozenset()
         return find_private_names(self.algorithm, self.model, name_of_algorithm(self.algorithm))
@@ -422,7 +458,11 @@ class Experiment:
         return build_defenses(self.config.defense)
 
     def client_defenses(self, client: int) -> list[Defense]:
-        """Return the defenses as `client` uses them."""
+        """Return the defenses as `client` uses them.
+
+        Raises:
+            ConfigError: a defense cannot give the guarantee that it is set to give.
+        """
         if not any(overrides(defense, "of_client") for defense in self.defenses):
             return self.defenses
         participation = self.setting.participation(client)
@@ -439,12 +479,20 @@ class Experiment:
 
     @property
     def federation_privacy(self) -> FederationPrivacy | None:
-        """Return what the server or the protocol promises besides the clients' defenses, if anything."""
+        """Return what the server or the protocol promises besides the clients' defenses, if anything.
+
+        Raises:
+            ConfigError: it promises nothing, or no noise keeps to epsilon.
+        """
         return self.central_privacy or self.distributed_privacy
 
     @cached_property
     def distributed_privacy(self) -> DistributedPrivacy | None:
-        """Return the mechanism of the sums under secure aggregation; None without noise."""
+        """Return the mechanism of the sums under secure aggregation; None without noise.
+
+        Raises:
+            ConfigError: it promises nothing, no noise keeps to epsilon, or a sum would not fit.
+        """
         table, secure_table = self.config.distributed_privacy, self.config.secure_aggregation
         if table is None or secure_table is None:
             return None
@@ -456,7 +504,11 @@ class Experiment:
 
     @cached_property
     def central_privacy(self) -> CentralPrivacy | None:
-        """Return the mechanism by which a trusted server releases its models; None without one."""
+        """Return the mechanism by which a trusted server releases its models; None without one.
+
+        Raises:
+            ConfigError: it promises nothing, or no noise keeps to epsilon.
+        """
         table, federation = self.config.central_privacy, self.config.federation
         if table is None:
             return None

@@ -114,6 +114,9 @@ class ManifestFile:
         """Return the manifest; None where there is none.
 
         Where FEDSIM_KEY names a key, the signature of a signed one is checked.
+
+        Raises:
+            RunError: it was altered, or is signed with another key.
         """
         return self._last_read[1] if self._last_read and self._is_current else self.read_again()
 
@@ -139,7 +142,12 @@ class ManifestFile:
 
     @contextmanager
     def edit(self, *, durable: bool = False) -> Iterator[Manifest]:
-        """Yield the manifest on the disk, or a new one, and write its changes on leaving."""
+        """Yield the manifest on the disk, or a new one, and write its changes on leaving.
+
+        Raises:
+            ConfigError: it is signed and FEDSIM_KEY names no key, or the other way round.
+            RunError: it was altered, or cannot be written.
+        """
         with _lock(self.folder):
             manifest = self.read_again() or Manifest(name=run_name(self.folder), signed=self._key is not None)
             self.check_key(manifest)

@@ -168,7 +168,11 @@ class MessageFormat(BaseModel):
         )
 
     def read_controls(self, update: Update) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the control variates that the server and the client sent, by the names of their tensors."""
+        """Return the control variates that the server and the client sent, by the names of their tensors in messages.
+
+        Raises:
+            TranscriptError: one of them sent none, or some are not of tensors of the model.
+        """
         where = f"round {update.round}, client {update.client}"
         received, model = self._split_controls(update.before, update, where, "the server")
         sent, _ = self._split_controls(update.payload.arrays(), update, where, f"client {update.client}")

@@ -77,7 +77,11 @@ _MESSAGES = TypeAdapter(RecordedExchange)
 
 
 def write_messages(folder: Path, messages: RecordedExchange) -> Path:
-    """Write one file into `folder`, which is made where it is missing, and return its path."""
+    """Write one file into `folder`, which is made where it is missing, and return its path.
+
+    Raises:
+        RunError: the folder cannot be written.
+    """
     arrays: dict[str, NDArray[Any]] = {}
     fields = vars(messages) | {
         "sent": [vars(message) for message in messages.sent],
@@ -97,6 +101,9 @@ def read_messages(folder: Path) -> Iterator[RecordedExchange]:
     """Yield the messages in `folder`, in the order in which the server sent them.
 
     A folder that does not exist has none.
+
+    Raises:
+        TranscriptError: a file is damaged.
     """
     numbered_paths: list[tuple[int, Path]] = []
     for path in folder.glob("*"):

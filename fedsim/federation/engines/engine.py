@@ -107,11 +107,19 @@ class Engine(ABC):
         """Run all rounds of `job`, and end everything that was started for them.
 
         `job.run_rounds(grid)` does the first. Errors of the round loop pass through.
+
+        Raises:
+            RunError: the engine could not be started, or ended early.
         """
 
 
 def build_engine(federation: FederationTable) -> Engine:
-    """Build the engine that `federation` names."""
+    """Build the engine that `federation` names.
+
+    Raises:
+        ConfigError: it does not accept a setting.
+        PluginError: no engine has this name, or it does not load.
+    """
     table = federation.engine_table
     engine: Engine = registry.build("engines", table.name, table.settings, "federation.engine")
     return engine

@@ -67,7 +67,11 @@ def text_shape(task: Task, model: str, *, smallest: int) -> tuple[int, int]:
 
 
 def input_size(task: Task, model: str) -> int:
-    """Return how many numbers one example of `task` has."""
+    """Return how many numbers one example of `task` has.
+
+    Raises:
+        ConfigError: its examples are texts, whose tokens are indices, not quantities.
+    """
     if task.vocabulary:
         raise task_mismatch(task, model, "numbers", "text-cnn")
     return math.prod(task.input_shape)
