@@ -82,6 +82,13 @@ class ArrayFile(CheckedSettings):
             part_labels = labels.get(f"y_{part}")
             if raw is None or part_labels is None:
                 mask = choose_distinct(inputs["x"], _strata(labels["y"]), self.test_fraction)
+                if not mask.any() or mask.all():
+                    side = "train" if mask.all() else "test"
+                    raise DataError(
+                        f"{path}: of {len(mask)} examples, of which equal ones stay on one side, test_fraction = "
+                        f"{self.test_fraction} leaves none to {side} on; change it, or write x_train, y_train, x_test "
+                        "and y_test"
+                    )
                 mask = mask if part == "test" else ~mask
                 raw, part_labels = inputs["x"][mask], labels["y"][mask]
             fields[part] = Examples(raw=raw, labels=part_labels, scale=1.0)

@@ -22,7 +22,8 @@ def require_data_folder(folder: Path | None, name: str) -> Path:
     if folder is None:
         raise DataError(f"data: '{name}' needs a data folder; give --data-dir DIR or set FEDSIM_DATA")
     if not os.path.isdir(folder):  # noqa: PTH112 - also where the name is longer than names can be
-        raise DataError(f"data: the data folder {folder} does not exist; give --data-dir DIR or set FEDSIM_DATA")
+        complaint = "is not a folder" if os.path.lexists(folder) else "does not exist"
+        raise DataError(f"data: the data folder {folder} {complaint}; give --data-dir DIR or set FEDSIM_DATA")
     return folder
 
 

@@ -81,7 +81,7 @@ def test_real_numbers_are_targets_and_are_standardised(tmp_path: Path) -> None:
 
 def test_the_file_may_say_another_modality(tmp_path: Path) -> None:
     path = write_arrays(tmp_path, x=make_series(4), y=np.arange(4) % 2)
-    assert ArrayFile(path=str(path), modality="pairs").load(None).task.modality == "pairs"
+    assert ArrayFile(path=str(path), modality="pairs", test_fraction=0.5).load(None).task.modality == "pairs"
 
 
 @pytest.mark.parametrize(
@@ -208,3 +208,10 @@ def test_classes_that_nobody_trains_on_are_warned_of(tmp_path: Path, caplog: pyt
     assert not caplog.messages
     ArrayFile(path=str(write_arrays(tmp_path, x=make_series(20), y=np.where(labels == 2, 9, labels)))).load(None)
     assert "no example to train on of 7 of the classes 0 to 9 (2, 3, 4, 5, 6 and 2 more)" in caplog.messages[0]
+
+
+@pytest.mark.parametrize("count", [2, 20])
+def test_a_split_without_examples_on_one_side_says_why(tmp_path: Path, count: int) -> None:
+    series = np.zeros((count, 2, 16)) + (np.arange(count)[:, None, None] if count == 2 else 0)
+    with pytest.raises(DataError, match=r"equal ones stay on one side, test_fraction = 0.2 leaves none to test on"):
+        ArrayFile(path=str(write_arrays(tmp_path, x=series, y=np.arange(count) % 2))).load(None)

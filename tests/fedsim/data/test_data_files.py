@@ -50,7 +50,7 @@ def test_a_data_folder_is_given_and_exists(tmp_path: Path, file: Path) -> None:
     assert require_data_folder(tmp_path, "x") == tmp_path
     with pytest.raises(DataError, match="'x' needs a data folder; give --data-dir DIR or set FEDSIM_DATA"):
         require_data_folder(None, "x")
-    with pytest.raises(DataError, match=r"file\.bin does not exist; give --data-dir"):
+    with pytest.raises(DataError, match=r"file\.bin is not a folder; give --data-dir"):
         require_data_folder(file, "x")
 
 
