@@ -36,6 +36,9 @@ def compare_swapped(
     scores = _scores_of_clients(finding)
     if scores is None:
         raise DoesNotApply("what it claims is not about who sent what")
+    if isinstance(finding, PropertyPresence) and not scores[OTHER]:
+        # Both messages may have the property, and no id is the answer where one client alone is judged.
+        raise DoesNotApply("it claims a property of no other client's messages here")
     if scores[VICTIM] == scores[OTHER]:
         raise DoesNotApply("it claims the same of two clients here")
     first = scene.transcript.rounds[0]
@@ -48,8 +51,8 @@ def compare_swapped(
     if swapped is not None and all(swapped[client] == scores[client] for client in _SWAPPED):
         raise ContractViolation(
             "what it claims of two clients stays the same when their messages are swapped, so that it follows from "
-            "their ids, which are the answer; let scores follow from messages, and use 'target.victim' to find the "
-            "victim's message alone"
+            "their ids, which are the answer, or from no message; let scores follow from messages, and use "
+            "'target.victim' only to find the victim's message"
         )
 
 

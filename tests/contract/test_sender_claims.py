@@ -12,7 +12,7 @@ import torch
 from fedsim.contract import attacks
 from fedsim.contract.checks import CheckedPlugin, CheckResult, run_check
 from fedsim.interfaces.attack import Attack, Paper, Progress, Target
-from fedsim.interfaces.findings import Inference, Linkage, client_ids
+from fedsim.interfaces.findings import Inference, Linkage, PropertyPresence, client_ids
 
 PAPER = Paper(title="An example", authors="Nobody", venue="nowhere", year=2026)
 
@@ -50,8 +50,41 @@ class LinksTheVictim(Attack):
         )
 
 
-def check(name: str, folder: Path) -> CheckResult:
-    return run_check(attacks.infers_senders_from_messages, CheckedPlugin(group="attacks", name=name, folder=folder))
+@dataclass(frozen=True, kw_only=True)
+class JudgesClients(Attack):
+    """Claim that all messages that are not w_t have the property."""
+
+    paper: ClassVar[Paper] = PAPER
+    needs: ClassVar[frozenset[str]] = frozenset({"property_records"})
+    of_all: bool = False
+
+    def _run(self, target: Target, progress: Progress) -> PropertyPresence:
+        number = target.transcript.rounds[0]
+        clients = target.transcript.clients(number) if self.of_all else [target.victim]
+        return PropertyPresence(
+            clients=client_ids(clients),
+            rounds=torch.full((len(clients),), number),
+            scores=torch.tensor([self.judge(target, number, client) for client in clients]),
+            shares=torch.tensor([0.0, 0.5]),
+        )
+
+    def judge(self, target: Target, number: int, client: int) -> float:
+        update = target.transcript.update(number, client)
+        return float(any(bool((update.after[name] != tensor).any()) for name, tensor in update.before.items()))
+
+
+class JudgesIds(JudgesClients):
+    """Claim that the victim's messages alone have the property."""
+
+    def judge(self, target: Target, number: int, client: int) -> float:
+        return float(client == target.victim)
+
+
+def check(name: str, folder: Path, **settings: bool) -> CheckResult:
+    return run_check(
+        attacks.infers_senders_from_messages,
+        CheckedPlugin(group="attacks", name=name, settings=settings, folder=folder),
+    )
 
 
 @pytest.mark.parametrize("attack", ["NamesTheVictim", "LinksTheVictim"])
@@ -64,6 +97,11 @@ def test_claims_that_stay_with_ids_fail(attack: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("attack", ["sia", "linkability"])
 def test_claims_that_go_with_messages_pass(attack: str, tmp_path: Path) -> None:
     assert check(attack, tmp_path).verdict == "passed"
+
+
+def test_a_property_of_the_victim_alone_may_be_that_of_another_client_too(tmp_path: Path) -> None:
+    assert check(f"{__name__}:JudgesClients", tmp_path / "sound").verdict == "does not apply"
+    assert check(f"{__name__}:JudgesIds", tmp_path / "ids", of_all=True).verdict == "failed"
 
 
 def test_other_claims_are_none_of_senders(tmp_path: Path) -> None:
