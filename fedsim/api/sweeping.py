@@ -274,7 +274,7 @@ def _run_jobs(queue: JobQueue, sweep: SweepTable, board: SweepBoard) -> Iterator
         return run_in_actors(
             queue, sweep.workers, job_runner, arguments, sweep.address, (board.folder / FILE).resolve()
         )
-    return run_in_processes(queue, sweep.workers or count_cores(), job_runner, arguments, _silent)
+    return run_in_processes(queue, sweep.workers or count_cores(), job_runner, arguments, lambda *progress: None)
 
 
 def _frame(table: SweepTableFile, texts: tuple[str, ...]) -> pd.DataFrame:
@@ -282,7 +282,3 @@ def _frame(table: SweepTableFile, texts: tuple[str, ...]) -> pd.DataFrame:
     import pandas as pd
 
     return pd.read_csv(StringIO(table.text), dtype=dict.fromkeys(texts, str), keep_default_na=False, na_values=[""])
-
-
-def _silent(job: SweepJob, iteration: int, iterations: int, values: Mapping[str, float]) -> None:
-    """Report nothing: the cells that are done are told."""

@@ -216,12 +216,8 @@ class _PackageProcess:
             environment=_environment(hidden),
             import_path=_import_path(files.items(), hidden),
         )
-        self._worker = Worker(_package_attacker, (self._named_files,), surroundings, forks=forks)
-
-    @property
-    def _named_files(self) -> list[tuple[str, str]]:
-        """Names and files of the modules to import."""
-        return [(name, str(file)) for name, file in self._files.items()]
+        named_files = [(name, str(file)) for name, file in self._files.items()]
+        self._worker = Worker(_package_attacker, (named_files,), surroundings, forks=forks)
 
     def can_import(self, files: Mapping[str, Path]) -> bool:
         """Return whether it lives, and its import path was made for all of these modules."""
@@ -322,11 +318,7 @@ def _removed_files(folder: Path) -> Iterator[None]:
 
 
 def _read_finding(file: Path, result: Any) -> Finding | FedsimError:
-    """Return the finding, or an error that says what is wrong with it.
-
-    Args:
-        result: see `_package_attacker`.
-    """
+    """Return the finding, or an error that says what is wrong with it."""
     try:
         kind, names = result
         tensors = load(file.read_bytes())

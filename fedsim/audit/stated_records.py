@@ -39,9 +39,8 @@ def find_private_names(network: nn.Module, parts: Sequence[str], sent: State) ->
     for part in parts:
         of_part = {name for name in tensors if name == part or name.startswith(f"{part}.")}
         if not of_part:
-            raise ConfigError(
-                f"app.private: the model has no part '{part}', {did_you_mean(part, _part_names(network))}"
-            )
+            known = [name for name, module in network.named_modules() if name and module.state_dict()]
+            raise ConfigError(f"app.private: the model has no part '{part}', {did_you_mean(part, known)}")
         names |= of_part
     if shared := sorted(names & sent.keys()):
         raise ConfigError(
@@ -54,11 +53,6 @@ def find_private_names(network: nn.Module, parts: Sequence[str], sent: State) ->
             "them are missing; name them with [app] names"
         )
     return frozenset(names)
-
-
-def _part_names(network: nn.Module) -> list[str]:
-    """Return the names of the modules that hold tensors."""
-    return [name for name, module in network.named_modules() if name and module.state_dict()]
 
 
 def shared_shapes(network: nn.Module, private_names: Collection[str]) -> list[Mapping[str, torch.Size]]:
