@@ -61,7 +61,6 @@ class ReferencedModel:
     """Builder of the network that an attack file names as `module:callable`.
 
     Attributes:
-        reference: of a function that builds the network.
         outputs: of a function that makes logits from what the network returns and from its inputs;
             empty where the network returns logits.
         frozen: whether parameters that need no gradient are not sent; they keep the values that

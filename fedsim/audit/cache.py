@@ -211,11 +211,7 @@ class FindingCache:
         return LazyModels(readers), hashes
 
     def fingerprint(self, job: AttackJob, knowledge: Knowledge, transcript: Transcript, upstream: Sequence[str]) -> str:
-        """Return a hash of everything that the finding of `job` follows from.
-
-        Args:
-            upstream: hashes of the models that it builds on.
-        """
+        """Return a hash of everything that the finding of `job` follows from."""
         labels = None if knowledge.labels is None else knowledge.labels.tolist()
         headers = [transcript.header(number).to_json() for number in job.rounds]
         table = self.knowledge_table.model_dump()

@@ -63,11 +63,7 @@ class EarlierScores:
         folder.manifest.note(folder.score_inputs)
 
     def hash_inputs(self, path: Path, about: Mapping[str, Any], victims: Sequence[int]) -> str:
-        """Return a hash of all that the scores of a finding follow from; empty where something has none.
-
-        Args:
-            victims: clients that its scores may compare it with.
-        """
+        """Return a hash of all that the scores of a finding follow from; empty where something has none."""
         if self._common_inputs is None:
             return ""
         app, adversary = self.cache.case.tables_of_finding(self.spec, about)

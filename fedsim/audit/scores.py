@@ -46,11 +46,6 @@ def score_findings(
 ) -> list[dict[str, Any]]:
     """Judge every finding that this run's attacks made, see `judge_findings`, and write the scores.
 
-    Args:
-        bench_of: gives the evaluation context of a finding, from the finding's metadata.
-        failures: gets one sentence for each finding that cannot be judged.
-        earlier: scores in the folder, which are kept where they still hold.
-
     Returns:
         The rows of `scores.csv`.
     """

@@ -46,7 +46,6 @@ class TargetMaker:
 
     Attributes:
         granted: what it knows of every victim, see `threat_model.grant_knowledge`.
-        case: what is known of the recording besides the attack file.
         cache: findings that are there, with the local models that attacks build on.
     """
 

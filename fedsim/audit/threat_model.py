@@ -65,10 +65,6 @@ def grant_knowledge(
 ) -> Knowledge:
     """Return what the adversary is granted about every victim; `grant_private` adds the rest.
 
-    Args:
-        case: what is known of the recording besides the attack file.
-        app: what the messages of a recording made elsewhere mean.
-
     Raises:
         ConfigError: the device or a stated value is not usable.
         PluginError: the model does not load.

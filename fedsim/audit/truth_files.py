@@ -92,13 +92,7 @@ def count_examples(group_counts: Mapping[tuple[int, ...], set[int]]) -> dict[str
 
 
 def warn_of_truth_size(group: Sequence[int], sizes: Mapping[str, int], reported: Collection[int]) -> None:
-    """Warn where the files of a client, or of the members of a sum, hold another number of examples than N.
-
-    Args:
-        group: clients of a message.
-        sizes: by client, examples in its file.
-        reported: values of N of these messages.
-    """
+    """Warn where the files of a client, or of the members of a sum, hold another number of examples than N."""
     named = [str(member) for member in group if str(member) in sizes]
     size = sum(sizes[client] for client in named)
     if not named or size in reported:

@@ -55,7 +55,6 @@ class ObservedClients:
 
         Args:
             chosen: by the adversary; None is the first.
-            failures: gets one sentence where the attack does not apply.
         """
         if not self.has_groups:
             return _select_victims(self.recorded_clients, chosen)

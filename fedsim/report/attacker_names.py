@@ -18,9 +18,6 @@ SERVER = "the server"
 def name_attacker(settings: str) -> str:
     """Name who made an attack.
 
-    Args:
-        settings: column of `scores.csv`.
-
     >>> name_attacker("{}"), name_attacker('{"adversary.who": [3]}')
     ('the server', 'client 3')
     """

@@ -19,12 +19,7 @@ FLOWER = cite("Beutel2020")
 
 
 def papers(config: Config | None, attacks: Mapping[str, Any], *, recorded: bool) -> list[tuple[str, Paper]]:
-    """Return what to cite, each paper once, with what it is cited for.
-
-    Args:
-        attacks: by title, the class of each attack, None if it is unknown.
-        recorded: whether there is a recording, which Flower's messages are in.
-    """
+    """Return what to cite, each paper once, with what it is cited for."""
     used = [(title, getattr(cls, "paper", None)) for title, cls in attacks.items()]
     used += _papers_of_federation(config) if config else []
     used += [("Flower, which ran the federation", FLOWER)] if recorded else []

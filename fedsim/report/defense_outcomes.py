@@ -155,13 +155,7 @@ class DefenseOutcome:
 def attack_outcomes(
     rows: Sequence[Row], controls: Sequence[Row], no_control: str, open_rounds: Collection[int] = ()
 ) -> list[DefenseOutcome]:
-    """Return the outcome against each attack by each metric with a verdict, in the order of preference.
-
-    Args:
-        rows: rows of `sweep.csv` of one setting with a defense.
-        controls: those of its controls.
-        no_control: why there is none; empty where there is one.
-    """
+    """Return the outcome against each attack by each metric with a verdict, in the order of preference."""
     outcomes = []
     by_attack, controls_by_attack = group_by(rows, itemgetter("attack")), group_by(controls, itemgetter("attack"))
     for attack, own_rows in by_attack.items():

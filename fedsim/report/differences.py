@@ -128,11 +128,7 @@ def differences(base: Rows, other: Rows, why_not_paired: str = "") -> list[Diffe
 
 
 def explain_equality(items: Sequence[Difference]) -> str:
-    """Say in a sentence that all scores of two runs are equal; empty where one is not, or nothing is compared.
-
-    Args:
-        items: the differences by all attacks and metrics.
-    """
+    """Say in a sentence that all scores of two runs are equal; empty where one is not, or nothing is compared."""
     compared = [item for item in items if not (item.base.missing and item.other.missing)]
     if not compared or not all(item.is_equal for item in compared):
         return ""

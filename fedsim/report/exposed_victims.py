@@ -43,7 +43,6 @@ def find_exposed_victim(metric: str, rows: Iterable[Row], controls: Iterable[Row
 
     Args:
         rows: of `sweep.csv`, of one attack on clients with the defense, in both forms.
-        controls: of the same attack on clients without it.
 
     Returns:
         The victim, its round and its seed in a few words; empty for none.

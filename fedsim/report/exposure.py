@@ -58,11 +58,7 @@ class ExposureQuantity:
 
 
 def mean_quantities(rows: Iterable[Row], *, of_examples: bool = False) -> list[ExposureQuantity]:
-    """Average what was measured over rounds, for each quantity of each measure in their order.
-
-    Args:
-        of_examples: return the values of single examples; without, those of clients.
-    """
+    """Average what was measured over rounds, for each quantity of each measure in their order."""
     # Collect the finite values of each client or example.
     values_by_quantity: dict[tuple[str, str], dict[Who, list[float]]] = {}
     meanings = {}
@@ -92,12 +88,7 @@ def mean_quantities(rows: Iterable[Row], *, of_examples: bool = False) -> list[E
 
 
 def draw_examples(quantities_of_examples: Sequence[ExposureQuantity], image_of: Callable[[Who], Tensor]) -> bytes:
-    """Draw a PNG of examples for each quantity, the most exposed first; of many, those at either end.
-
-    Args:
-        quantities_of_examples: quantities of single examples, each with at least one value.
-        image_of: returns an image, `channel height width` in [0, 1].
-    """
+    """Draw a PNG of examples for each quantity, the most exposed first; of many, those at either end."""
     rows = []
     for quantity in quantities_of_examples:
         ranked = quantity.ranking

@@ -144,9 +144,6 @@ def _enumerate_attacks(titles: Sequence[str]) -> str:
 def describe_attacked(rows: Sequence[Mapping[str, str]], num_rounds: int) -> str:
     """Say in a sentence whose messages the scores are about, and of which rounds; empty where nothing is scored.
 
-    Args:
-        rows: rows of `scores.csv`.
-
     >>> describe_attacked([{"victim": "0", "round": "1"}, {"victim": "4", "round": "1"}], 8)
     'The attacks used the messages of clients 0 and 4 in round 1 of 8.'
     """
@@ -197,11 +194,7 @@ def final_accuracy(rows: Sequence[Mapping[str, str]], config: Config | None = No
 def _describe_own_models(
     name: str, unit: str, test_set: str, server: float | None, values: Mapping[str, float], *, is_shared: bool
 ) -> str:
-    """Say how good the clients' own models are, and how good the shared one is, where there is one.
-
-    Args:
-        is_shared: whether the server's is that of the shared model.
-    """
+    """Say how good the clients' own models are, and how good the shared one is, where there is one."""
     sentences = []
     if is_shared:
         sentences.append(f"The shared model's final {name} on {test_set} is {server:{unit}}.")
@@ -217,11 +210,7 @@ def _describe_own_models(
 def describe_accuracy(
     rows: Sequence[Mapping[str, str]], config: Config | None, reported: ReportedAccuracy | None = None
 ) -> str:
-    """Say how good the recorded model is, or where to look for that, as of a Flower app.
-
-    Args:
-        reported: what clients of such a run told the server.
-    """
+    """Say how good the recorded model is, or where to look for that, as of a Flower app."""
     sentence = final_accuracy(rows, config)
     if sentence or config is not None:
         return sentence

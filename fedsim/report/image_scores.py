@@ -72,9 +72,6 @@ def add_whole_findings(values: ExampleScores, rows: Iterable[Mapping[str, str]])
     """Add the scores by metrics of all examples together that rank findings: a finding is one example then.
 
     An attack that claims a set of words is ranked by how many of them are right.
-
-    Args:
-        rows: rows of `scores.csv`.
     """
     extended = {key: dict(metrics) for key, metrics in values.items()}
     for row in rows:
@@ -94,7 +91,6 @@ def extreme_examples(values: ExampleScores, attack_key: tuple[str, str], first: 
     Examples with equal values are ranked by the other metrics, in the order of preference.
 
     Args:
-        attack_key: title and variant of the attack.
         first: the metric to take if single examples have it, otherwise the preferred one of those that they have.
     """
     findings = {key: metrics for key, metrics in values.items() if key[:2] == attack_key}

@@ -215,12 +215,7 @@ def _load_own_attack(name: str) -> Any:
 
 
 def _describe_state(folder: OpenRun, config: Config | None, attacked: set[str], entry: IndexEntry) -> None:
-    """Fill in how far a run came: its rounds first, and then the attacks that its file names.
-
-    Args:
-        attacked: titles of the attacks that have scores or failed.
-        entry: where it is filled in.
-    """
+    """Fill in how far a run came: its rounds first, and then the attacks that its file names."""
     if config is None:
         entry.state = FINISHED
         return

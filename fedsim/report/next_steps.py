@@ -106,11 +106,7 @@ def describe_audited_run(
     folder: str = RUN,
     command: str = f"fedsim attack {RUN}",
 ) -> AuditedRun:
-    """Return what the next steps depend on.
-
-    Args:
-        no_learning: whether anything shows that the model has not learnt.
-    """
+    """Return what the next steps depend on."""
     has_defense = config is not None and bool(config.defense or config.secure_aggregation)
     return AuditedRun(
         readings=readings,
@@ -234,8 +230,6 @@ def suggest_after_sweep(
     """Return what to do after a sweep.
 
     Args:
-        knows_defenses: whether its adversaries know the defenses.
-        folder: of the sweep, as commands name it.
         is_app: whether its cells run a Flower app, of which the command then names no folder.
     """
     if not answer.rows:

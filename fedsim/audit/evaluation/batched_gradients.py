@@ -26,7 +26,6 @@ def measure_gradients(
 
     Args:
         model: lends its architecture, in the modes in which it is used; it has no buffers.
-        loss: `(outputs, labels) -> mean loss`.
         are_states_stacked: whether each tensor of `state` has a first axis of points; otherwise all share it.
         input_sets: `example ...` each; one for all points or one for each.
         labels: `example`, of all inputs.

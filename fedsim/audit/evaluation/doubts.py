@@ -19,7 +19,6 @@ def raise_doubt(sentence: str, *values: object) -> None:
 
     Args:
         sentence: with a place for each of `values`, as in a log.
-        values: what is put there.
     """
     text = sentence % values if values else sentence
     log.warning("%s", text)

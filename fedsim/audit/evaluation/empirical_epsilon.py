@@ -78,7 +78,6 @@ class EpsilonComparison:
 
     Attributes:
         client: its id; None where each canary is a separate client.
-        defense: its label in the ledger.
         rounds: number of rounds in which the client sent, or may have sent.
         proved: upper bound from the ledger; infinite where nothing is proved.
         confidence: that all lower bounds of the run hold at once.
@@ -180,12 +179,7 @@ def measure_epsilon(folder: OpenRun, experiment: Experiment) -> None:
 
 
 def _compare_epsilons(experiment: Experiment, transcript: Transcript, ledger: Sequence[Row]) -> list[EpsilonComparison]:
-    """Measure epsilon of each client with canaries that sent something, and each audited defense.
-
-    Args:
-        transcript: of all that was recorded of the run.
-        ledger: what clients did and what is proved of it, see `fedsim.privacy.ledger`.
-    """
+    """Measure epsilon of each client with canaries that sent something, and each audited defense."""
     table = experiment.config.canaries
     assert table is not None
     senders = set[int]()
@@ -345,8 +339,6 @@ def _shadow_scores(
     The score is the number in which the canary differs from its negative, summed over rounds.
 
     Args:
-        label: of the defense in the ledger.
-        zeros: in the form of an update.
         rounds: those in which the client sent, since a defense may act otherwise in others.
         left_out: the number in an update whose canary is out: 0 where a neighbour's update is left
             out, and the negative of the canary's where it is replaced.

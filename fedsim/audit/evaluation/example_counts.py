@@ -104,9 +104,6 @@ def score_count(claimed: int, true: int, others: Sequence[int], *, is_granted: b
 
     Relative errors forgive small guesses, so that the median of others is not the best constant: that is their
     median where each has the weight 1 / N.
-
-    Args:
-        is_granted: whether the adversary reads N in the messages.
     """
     guesses = dict[str, float]()
     if is_granted:

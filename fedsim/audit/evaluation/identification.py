@@ -44,11 +44,7 @@ class IdentifiedShare(Metric):
 
 
 def score_identification(claimed: Tensor, truth: Truth, pool: Pool | None, device: torch.device = CPU) -> Score:
-    """Score `identified`.
-
-    Args:
-        device: on which a modality of fedsim compares.
-    """
+    """Score `identified`."""
     if pool is None:
         return Score.from_reason(IDENTIFIED, _NO_OTHERS)
     modality = find_modality(truth.modality)

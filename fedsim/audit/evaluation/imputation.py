@@ -76,12 +76,7 @@ class Imputation:
         return cls(column=column, shares=shares, model=model)
 
     def guess(self, inputs: Tensor, labels: Tensor) -> ImputedCategories:
-        """Impute the column of other records; their own values of the column are not read.
-
-        Args:
-            inputs: `record feature`, in the data set's value range.
-            labels: `record`, class indices or targets.
-        """
+        """Impute the column of other records; their own values of the column are not read."""
         probabilities = self.shares.expand(len(inputs), -1).clone()
         if self.model is not None:
             probabilities.zero_()

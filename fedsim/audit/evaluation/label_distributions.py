@@ -95,7 +95,6 @@ def score_distribution(claimed: Tensor, labels: Tensor, public: Tensor | None) -
     vectors of shares, which frequent classes dominate.
 
     Args:
-        claimed: `class`, the shares.
         labels: `example`, of the victim's training data, or masks `example height width`, whose pixels are counted.
         public: likewise, labels of public data; None where there are none.
     """

@@ -34,12 +34,7 @@ class MaskIou(Metric):
 
 @dataclass(frozen=True)
 class PaintedMasks:
-    """Images that somebody would guess who knows the masks: the mean public colour of each class, pixel by pixel.
-
-    Attributes:
-        masks: `claim height width`, as claimed or granted.
-        public: examples with masks; None where none are known.
-    """
+    """Images that somebody would guess who knows the masks: the mean public colour of each class, pixel by pixel."""
 
     masks: Tensor
     public: PublicExamples | None
@@ -64,11 +59,7 @@ class PaintedMasks:
 
 
 def score_masks(claimed: Tensor, true: Tensor, public: PublicExamples | None, rng: torch.Generator) -> Score:
-    """Score claimed masks; the floor is the best of guesses that are as many and as diverse.
-
-    Args:
-        public: examples that the victim does not hold, with masks like its own.
-    """
+    """Score claimed masks; the floor is the best of guesses that are as many and as diverse."""
     if complaint := describe_ignored_pixels(true):
         raise DataError(f"the masks to score by: {complaint}")
     count, shape = max(len(claimed), len(true)), true.shape[1:]

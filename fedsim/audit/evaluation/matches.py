@@ -43,7 +43,6 @@ class Pool:
         """Return the pool of a victim; None where no other examples of its classes are known.
 
         Args:
-            others: examples that it does not hold.
             by_class: whether others of the same classes alone count, and each class for itself.
         """
         if others is None:

@@ -38,12 +38,7 @@ class MeasurementCache:
         compute: Callable[[list[int]], Sequence[ValueT]],
         inputs: Sequence[Sequence[Tensor | str | float | None]],
     ) -> list[ValueT]:
-        """Return several measurements, of which those that are not known are computed together.
-
-        Args:
-            compute: gives the measurements of the inputs at these positions.
-            inputs: see `find`, of each measurement.
-        """
+        """Return several measurements, of which those that are not known are computed together."""
         keys = [tuple(_hash_content(part) if isinstance(part, Tensor) else part for part in one) for one in inputs]
         missing = [position for position, key in enumerate(keys) if key not in self._values]
         values = {key: self._values[key] for key in keys if key in self._values}

@@ -43,10 +43,6 @@ def measure_sets(
 
     Metrics and modalities of fedsim get as many sets at once as a batch has room for, on `device`.
     Those of other packages get one after the other, on the CPU: they may look at a set as a whole.
-
-    Args:
-        claimed_sets: `claim ...` each.
-        device: on which is computed; the values are on the CPU.
     """
     if truth.has_tokens:
         return [_measure_texts(claimed, truth, weights) for claimed in claimed_sets]
@@ -140,12 +136,7 @@ def measure_chance_matches(
     weights: Path | None,
     device: torch.device,
 ) -> MetricValues:
-    """Return, by each metric whose evidence is `matches`, the share that claims match by chance.
-
-    Args:
-        others: examples that it does not hold.
-        device: on which metrics of fedsim compare.
-    """
+    """Return, by each metric whose evidence is `matches`, the share that claims match by chance."""
     context, shares = _context_of(truth, weights), MetricValues()
     pools: dict[bool, Pool | None] = {}
     for name, metric in _metrics_of(truth).items():

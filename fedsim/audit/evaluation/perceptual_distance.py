@@ -28,7 +28,6 @@ class Backbone:
     """A network whose features LPIPS compares.
 
     Attributes:
-        name: as the package calls it.
         files: pattern of the file with its weights, as torchvision names it.
         smallest: images with a shorter side leave nothing for its last layer, in pixels.
     """
@@ -61,7 +60,6 @@ def lpips_distances(claimed: Tensor, true: Tensor, weights: Path | None) -> Tens
 
     Args:
         claimed: `image channel height width` in [0, 1], grey or RGB.
-        true: images of the same shape.
         weights: folder with a file of weights of AlexNet, VGG16 or SqueezeNet 1.1, as torchvision names it.
 
     Returns:

@@ -29,11 +29,7 @@ LAST_LAYERS: dict[str, Sequence[int]] = {
 
 
 class PerceptualNetwork(nn.Module):
-    """Compute LPIPS of pairs of images in [-1, 1] ([Zhang2018b], the package's version 0.1).
-
-    Args:
-        name: of the network, as the package calls it.
-    """
+    """Compute LPIPS of pairs of images in [-1, 1] ([Zhang2018b], the package's version 0.1)."""
 
     def __init__(self, name: str) -> None:
         super().__init__()

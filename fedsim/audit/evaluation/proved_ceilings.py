@@ -89,11 +89,6 @@ def find_trade_off(
     messages are no matter: they depend on its data through the broadcast alone. The noise of a trusted
     server counts for others than it. They are taken to know who took part, so that amplification is
     left out for them, too.
-
-    Args:
-        ledger: rows of the run, see `fedsim.privacy.ledger`.
-        clients: the victim, or the clients of an attacked sum.
-        last_round: the last that the attack saw.
     """
     curves: dict[tuple[Mechanism, ...], TradeOff | None] = {}
     reason = "no defense proves a guarantee"
@@ -125,12 +120,7 @@ def find_trade_off(
 def compute_ceiling(
     row: Mapping[str, Any], knowledge: Mapping[str, Any], partition: str, curve: TradeOff | str
 ) -> tuple[float, str]:
-    """Return the ceiling of a score, or NaN and the reason why none can be claimed.
-
-    Args:
-        row: of `scores.csv`.
-        knowledge: what the attack was granted, by name.
-    """
+    """Return the ceiling of a score, or NaN and the reason why none can be claimed."""
     metric = str(row["metric"])
     if isinstance(curve, str):
         return math.nan, curve
@@ -162,10 +152,6 @@ def compute_chance(row: Mapping[str, Any], ceiling: float, curve: TradeOff) -> f
     where the next non-member would pass, so its true false-positive rate is at most the upper
     limit of a binomial share. An area under the curve is a U-statistic, for which Hoeffding's
     inequality holds.
-
-    Args:
-        row: of `scores.csv`.
-        ceiling: the largest expected value.
     """
     from scipy.stats import beta, binom
 

@@ -144,8 +144,6 @@ def score_representatives(
 
     Args:
         data: `example channel height width`, the victim's images in [0, 1].
-        labels: `example`, their classes.
-        public: public images of the same kind, if there are any.
     """
     if finding.labels.is_floating_point() or labels.is_floating_point():
         raise DataError("truth: representatives belong to classes, and a regression has none; attack a classifier")

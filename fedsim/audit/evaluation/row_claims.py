@@ -88,9 +88,6 @@ def score_labels(finding: RowLabels, labels: Tensor) -> list[Score]:
     `row_label_auc`, of two classes, is the mean over steps with rows of both labels; each row of
     `per_image` is one step. `row_label_accuracy` adds up the scores of a row in all its steps. Neither
     is scored where labels are told apart and exchanged, which is no sign that they are safe.
-
-    Args:
-        labels: `claim`, the true label of each claimed row.
     """
     scores = list[Score]()
     if finding.scores.shape[1] == 2:

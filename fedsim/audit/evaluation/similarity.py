@@ -127,11 +127,7 @@ class AttackedUpdate:
             return self._distances_of_batch([1.0], input_sets, labels.to(self.device))
 
     def similarity_on_line(self, data: Tensor, labels: Tensor, at_broadcast: float) -> float:
-        """Compute `l_sim_line`; see `similarities`.
-
-        Args:
-            at_broadcast: their similarity at w_t.
-        """
+        """Compute `l_sim_line`; see `similarities`."""
         with use_one_thread(), torch.enable_grad():
             return minimise_on_line(self._line_function(data, labels), at_broadcast)
 
@@ -188,7 +184,6 @@ class AttackedUpdate:
         Args:
             alphas: positions; one alone, which is 1, for all inputs.
             input_sets: in model units; one alone for all positions.
-            labels: `example`, of each set.
 
         Returns:
             None where points are to be computed one by one: on a CPU, if the model cannot be batched, or if a

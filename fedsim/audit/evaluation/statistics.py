@@ -76,7 +76,6 @@ def confidence_interval(
 
     Args:
         share: values are shares, in [0, 1].
-        level: how often it holds the true mean.
     """
     if len(values) < 2 or not np.isfinite(values).all():
         return math.nan, math.nan

@@ -47,7 +47,6 @@ def score_columns(
     rows, and rows whose columns are drawn independently from public ones.
 
     Args:
-        claimed: `row feature` in [0, 1].
         truth: says what the columns are, and the standard deviations of numbers.
         guesses: further ones, rows by name.
         clusters: for each claim, the indices of public rows that it may be like, in ways by name.

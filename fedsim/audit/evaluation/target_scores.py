@@ -52,7 +52,6 @@ def score_targets(
 
     Args:
         true: `example target`, labels (0 or 1) or numbers.
-        goal: `labels` or `numbers`.
         public: examples that the victim does not hold, with targets like its own.
     """
     measure = labels_right if goal == "labels" else target_error

@@ -47,7 +47,6 @@ def draw_roc_chart(
     true-positive rate: a logarithmic axis has no 0.
 
     Args:
-        attacks: titles in the order of their colours.
         ceilings: of the scores; the proved trade-off curve is drawn where all victims have one.
     """
     rocs_by_attack: dict[str, list[RocCurve]] = {}
