@@ -253,10 +253,10 @@ def test_the_command_line_does_not_say_that_it_is_done_where_somebodys_code_ende
 # Nobody is asked, or too many are.
 
 
-@pytest.mark.parametrize("settings", [{"fraction_train": 0.0}, {"fraction_train": 0.1, "min_train_nodes": 0}])
-def test_a_fraction_that_asks_nobody_ends_the_run(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_a_fraction_that_asks_nobody_ends_the_run(tmp_path: Path) -> None:
+    strategy = {"name": "fedavg", "fraction_train": 0.1, "min_train_nodes": 0}
     with pytest.raises(RunError, match="none was sampled") as caught:
-        run_serial(make_tiny_config(strategy={"name": "fedavg", **settings}), tmp_path / "run")
+        run_serial(make_tiny_config(strategy=strategy), tmp_path / "run")
     assert_one_sentence(caught.value)
 
 
