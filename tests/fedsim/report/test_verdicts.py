@@ -77,6 +77,11 @@ def test_a_guess_with_rounding_errors_is_no_better_than_itself(share: torch.Tens
     assert judge_summary(summary) == (GUESSING, "0 of 6 victims beyond the floor")
 
 
+def test_a_rounding_error_in_favour_of_each_claim_is_no_leak() -> None:
+    assert judge("label_distance", *[(0.5 - 1e-8, 0.5, 8)] * 6) == (GUESSING, "0 of 6 victims beyond the floor")
+    assert judge("label_distance", *[(0.5 - 1e-4, 0.5, 8)] * 6)[0] == LEAKS
+
+
 def test_without_others_to_match_five_victims_decide() -> None:
     """A guess that matches something is no measure of chance."""
     assert judge("exact", *[(1.0, 0.0, 3)] * 4, floor_guess="noise")[0] == "beyond the floor"
