@@ -139,11 +139,7 @@ class Run:
 
     @property
     def transcript(self) -> Transcript:
-        """Recording of the curious server; updates recorded by recipe are computed when they are read.
-
-        Raises:
-            TranscriptError: nothing was recorded.
-        """
+        """Recording of the curious server; updates recorded by recipe are computed when they are read."""
         folder = OpenRun(self.path)
         if self._trust:
             folder.trust_code()
@@ -151,57 +147,33 @@ class Run:
 
     @property
     def messages(self) -> list[RecordedExchange]:
-        """Messages of a Flower app apart from updates: evaluations, queries, what came with updates; often none.
-
-        Raises:
-            TranscriptError: a file is damaged.
-        """
+        """Messages of a Flower app apart from updates: evaluations, queries, what came with updates; often none."""
         return list(read_messages(self.path / MESSAGES))
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """Accuracy and loss of the server and of each client, a row for each round; empty for a recording alone.
-
-        Raises:
-            RunError: the table is damaged.
-        """
+        """Accuracy and loss of the server and of each client, a row for each round; empty for a recording alone."""
         return read_frame(self._folder, self._folder.metrics, read_metrics, texts=("client",))
 
     @property
     def ledger(self) -> pd.DataFrame:
-        """Steps of each client in each round and the privacy it has spent; empty where no defense proves anything.
-
-        Raises:
-            RunError: the table is damaged.
-        """
+        """Steps of each client in each round and the privacy it has spent; empty where no defense proves anything."""
         return read_frame(self._folder, self._folder.ledger, read_ledger, texts=("defense",))
 
     @property
     def exposure(self) -> pd.DataFrame:
-        """Exposure of clients before they sent, a row for each value or failure; empty without `[[measure]]`.
-
-        Raises:
-            RunError: the table is damaged.
-        """
+        """Exposure of clients before they sent, a row for each value or failure; empty without `[[measure]]`."""
         path, texts = self._folder.exposure, ("state", "measure", "quantity", "failure")
         return read_frame(self._folder, path, read_exposures, texts=texts)
 
     @property
     def epsilons(self) -> pd.DataFrame:
-        """Proved and measured epsilon, a row for each client with canaries and defense; empty without canaries.
-
-        Raises:
-            RunError: the table is damaged.
-        """
+        """Proved and measured epsilon, a row for each client with canaries and defense; empty without canaries."""
         return read_frame(self._folder, self._folder.epsilons, read_epsilons, texts=("defense",))
 
     @property
     def scores(self) -> pd.DataFrame:
-        """Scores of findings, a row for each attack, victim, round, repeat and metric; empty if none is scored.
-
-        Raises:
-            RunError: the table is damaged.
-        """
+        """Scores of findings, a row for each attack, victim, round, repeat and metric; empty if none is scored."""
         path = self._folder.scores
 
         def check(folder: RunFolder) -> object:
@@ -215,20 +187,12 @@ class Run:
         The columns are `attack`, `metric`, its mean `value`, the 95 % interval from `low` to `high`, the mean `floor`,
         the number of `victims`, and the `verdict` with `why` it is so. An attack that failed on victims has a row of
         its own, without a metric. Empty if nothing is scored and nothing failed.
-
-        Raises:
-            RunError: the table of scores, or that of failed attacks, is damaged.
         """
         return read_summary(self._folder, self.scores, trust=self._trust)
 
     @property
     def findings(self) -> list[AttackFinding]:
-        """Findings of all attacks.
-
-        Raises:
-            TranscriptError: a file is damaged.
-            RunError: a file is not what this run found.
-        """
+        """Findings of all attacks."""
         folder = OpenRun(self.path)
         folder.check_exists()
         return [_read_finding(folder, path) for path in sorted(folder.findings.glob("*/*.safetensors"))]
@@ -303,11 +267,7 @@ class Run:
 
     @serialize_calls
     def report(self) -> Report:
-        """Write `report.html` anew; the value shows it in a notebook.
-
-        Raises:
-            RunError: the folder cannot be written.
-        """
+        """Write `report.html` anew; the value shows it in a notebook."""
         failures: list[str] = []
         folder = OpenRun(self.path)
         with folder.hold_lock():

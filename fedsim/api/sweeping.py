@@ -121,29 +121,17 @@ class Sweep:
 
     @property
     def table(self) -> pd.DataFrame:
-        """A row for each score, see `fedsim.sweeps.table`.
-
-        Raises:
-            RunError: the table is missing or damaged, or is not what the sweep wrote.
-        """
+        """A row for each score, see `fedsim.sweeps.table`."""
         return _frame(read_table(self.path), texts=("cell", "federation", "round"))
 
     @property
     def cells(self) -> pd.DataFrame:
-        """A row for each cell: whether it is done, failed or does not apply, and why.
-
-        Raises:
-            RunError: the table is missing or damaged, or is not what the sweep wrote.
-        """
+        """A row for each cell: whether it is done, failed or does not apply, and why."""
         return _frame(read_cells(self.path), texts=("cell", "federation", "reason"))
 
     @property
     def failures(self) -> list[str]:
-        """A sentence for each cell that failed.
-
-        Raises:
-            RunError: the table is missing or damaged, or is not what the sweep wrote.
-        """
+        """A sentence for each cell that failed."""
         table = read_cells(self.path)
         sentences = []
         for row in table.rows:
@@ -154,11 +142,7 @@ class Sweep:
 
     @serialize_calls
     def report(self) -> Report:
-        """Write `sweep.html` anew; the value shows it in a notebook.
-
-        Raises:
-            RunError: a table is missing or damaged, or the folder cannot be written.
-        """
+        """Write `sweep.html` anew; the value shows it in a notebook."""
         return Report(write_sweep_page(self.path))
 
 
