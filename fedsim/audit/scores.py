@@ -32,8 +32,6 @@ SCORE_COLUMNS = (
     "higher_is_better", "examples", "seed", "missing", "instrument", "doubt", *VARIANT_COLUMNS,
 )  # fmt: skip
 """Columns of `scores.csv`."""
-_LATER_COLUMNS = frozenset({"doubt"})
-"""Columns that runs of earlier versions lack."""
 IMAGE_SCORE_COLUMNS = ("attack", "victim", "round", "repeat", "image", "metric", "value", *VARIANT_COLUMNS)
 """Columns of `image-scores.csv`."""
 
@@ -58,11 +56,9 @@ def score_findings(
 
 
 def read_score_rows(path: Path) -> list[dict[str, str]]:
-    """Read the rows of a `scores.csv`; one of an earlier version says nothing of doubts."""
-    columns = [name for name in SCORE_COLUMNS if name not in _LATER_COLUMNS]
+    """Read the rows of a `scores.csv`."""
     numbers = ("value", "floor", "nearest_public", "ceiling")
-    rows = read_rows(path, columns, numbers, ("victim", "repeat", "examples"))
-    return [dict.fromkeys(_LATER_COLUMNS, "") | row for row in rows]
+    return read_rows(path, SCORE_COLUMNS, numbers, ("victim", "repeat", "examples"))
 
 
 def judge_findings(

@@ -133,12 +133,6 @@ def test_a_score_without_a_number_is_none(column: str, tmp_path: Path) -> None:
     assert read_scores(folder)[0][column] == "nan"
 
 
-def test_scores_of_an_earlier_version_are_not_in_doubt(tmp_path: Path) -> None:
-    folder, columns = RunFolder(tmp_path), [name for name in SCORE_COLUMNS if name != "doubt"]
-    folder.scores.write_text(as_csv(columns, [dict.fromkeys(columns, "1")]))
-    assert read_scores(folder)[0]["doubt"] == ""
-
-
 def test_names_of_classes_are_no_pictures() -> None:
     """`:A:` is what Rich takes for an emoji, and a class of an attack may have that name."""
     with console.capture() as shown:
