@@ -141,7 +141,7 @@ def _read_arrays(path: Path) -> dict[str, Tensor]:
 
 def _check_labels(path: Path, name: str, values: NDArray[Any]) -> None:
     """Raise DataError where labels hold what is neither a class nor a number to predict."""
-    if not name.startswith("y") or not values.size:
+    if not name.startswith("y") or not values.size or not values.ndim:  # what is one number is refused by its shape
         return
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         example = int(np.argmin(np.isfinite(values.reshape(len(values), -1)).all(1)))

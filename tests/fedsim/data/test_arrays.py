@@ -91,6 +91,7 @@ def test_the_file_may_say_another_modality(tmp_path: Path) -> None:
         ({"x": [[1.0]], "y": ["b"]}, "'y' holds <U1, expected numbers"),
         ({"x": [1.0], "y": [1]}, r"'x' has the shape \(1,\), expected examples by their axes"),
         ({"x": [[1.0]], "y": 1}, r"'y' has the shape \(\), expected"),
+        ({"x": [[1.0]], "y": float("nan")}, r"'y' has the shape \(\), expected"),
         ({"x": [[1.0], [2.0]], "y": [1]}, "'x' has 2 examples, but not as many labels"),
         ({"x": [[None]], "y": [1]}, "is not a file of arrays, .*; write it by numpy.savez"),
     ],
