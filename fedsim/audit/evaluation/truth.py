@@ -199,6 +199,8 @@ def _read_row_ids(ids: Any, client: str) -> Tensor:
     try:
         tensor = torch.as_tensor(ids)
         are_integers = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+        if tensor.dtype == torch.uint64:  # of which large ones would become negative
+            are_integers = bool((tensor.long() >= 0).all())
     except (TypeError, ValueError, RuntimeError, OverflowError):  # as of texts
         are_integers = False
     if not are_integers:
