@@ -66,14 +66,16 @@ def describe_coverage(run: ReportedRun, findings: Sequence[Mapping[str, Any]]) -
         if fact.granted and fact.victims:
             victim_data.append(fact.victims)
     # Each victim and round once.
-    victims, rounds = set[int](), dict[str, None]()
+    victims, rounds, attacked_rounds = set[int](), dict[str, None](), set[int]()
     for finding in findings:
-        victims.add(int(finding["victim"]))
+        victims.update(finding.get("members") or [int(finding["victim"])])
         rounds[str(finding["round"])] = None
+        attacked_rounds.update(finding["rounds"])
     return Coverage(
         clients=len(clients),
         victims=sorted(victims),
         rounds=list(rounds),
+        attacked_rounds=sorted(attacked_rounds),
         recorded_rounds=len(run.recording.headers),
         granted=granted,
         unusual=unusual,

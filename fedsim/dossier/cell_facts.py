@@ -78,13 +78,20 @@ def _largest_epsilon(proofs: Sequence[Proof]) -> float:
 def merge_coverages(coverages: Sequence[Coverage]) -> Coverage:
     """Return what was attacked in any run; of clients and rounds, as many as the largest run has."""
     clients = recorded_rounds = 0
-    victims = set[int]()
+    victims, attacked_rounds = set[int](), set[int]()
     texts: dict[str, dict[str, None]] = {name: {} for name in _TEXTS_OF_COVERAGE}
     for coverage in coverages:
         clients = max(clients, coverage.clients)
         recorded_rounds = max(recorded_rounds, coverage.recorded_rounds)
         victims.update(coverage.victims)
+        attacked_rounds.update(coverage.attacked_rounds)
         for name, distinct in texts.items():
             distinct |= dict.fromkeys(getattr(coverage, name))
     lists = {name: list(distinct) for name, distinct in texts.items()}
-    return Coverage(clients=clients, recorded_rounds=recorded_rounds, victims=sorted(victims), **lists)
+    return Coverage(
+        clients=clients,
+        recorded_rounds=max(recorded_rounds, len(attacked_rounds)),
+        victims=sorted(victims),
+        attacked_rounds=sorted(attacked_rounds),
+        **lists,
+    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Sequence
 
-from fedsim.audit.plan import parse_rounds
 from fedsim.base.errors import FedsimError, number_of
 from fedsim.dossier.attack_results import list_unjudged
 from fedsim.dossier.contents import (
@@ -33,10 +32,7 @@ def describe_extent(coverage: Coverage) -> list[str]:
     """Say which part of clients and rounds was attacked."""
     if not coverage.victims:
         return []
-    attacked_rounds = set[int]()
-    for text in coverage.rounds:
-        attacked_rounds.update(parse_rounds(text))
-    victims, rounds = len(coverage.victims), len(attacked_rounds)
+    victims, rounds = len(coverage.victims), len(coverage.attacked_rounds)
     extent = (
         f"{victims} of {number_of(coverage.clients, 'recorded client')} {_was(victims)} attacked, in {rounds} of "
         f"{number_of(coverage.recorded_rounds, 'recorded round')}"

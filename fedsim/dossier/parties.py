@@ -16,9 +16,11 @@ _AIMS: Mapping[tuple[str, ...], str] = {
     ("inference",): "infer a hidden attribute of a record, or which client holds the record",
     ("property",): "infer whether a client's data have some property",
     ("label-distribution",): "infer how often each label occurs in a client's data",
+    ("example-count",): "infer how many examples a client holds, where messages do not say it",
     ("linkage",): "find the messages that the same client sent",
     ("example-groups",): "find which examples of a secure sum are from the same client",
     ("answers",): "find a client's answers to queries, and the values of single people",
+    ("row-labels", "row-features"): "infer labels or columns that another party of a vertical federation holds",
     ("local-model",): "reconstruct a client's local model, which fits its data better than the shared one",
 }
 """What attacks are after, by the kinds of findings that claim it."""

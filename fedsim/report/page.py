@@ -79,7 +79,8 @@ def _write_attacked(run: ReportedRun) -> str:
     """Say whose messages were attacked; nothing where attacks read sums, or what others than the server saw."""
     if run.other_attackers or any(finding.about["members"] for finding in run.findings):
         return ""
-    return describe_attacked(run.scores, run.config.federation.rounds if run.config else len(run.recording.headers))
+    last = max((header.round for header in run.recording.headers), default=0)  # of an app, whose rounds may have gaps
+    return describe_attacked(run.scores, run.config.federation.rounds if run.config else last)
 
 
 def _write_accuracy(run: ReportedRun) -> str:

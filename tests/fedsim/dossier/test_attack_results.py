@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
 from fedsim.audit.evaluation.matches import CHANCE
 from fedsim.audit.evaluation.score import Score
-from fedsim.dossier.attack_results import describe_worst, list_reported, make_result
+from fedsim.dossier.attack_results import describe_coverage, describe_worst, list_reported, make_result
 from fedsim.dossier.contents import Result
-from fedsim.dossier.limits import describe_changes
+from fedsim.dossier.limits import describe_changes, describe_extent
 from fedsim.report.verdicts import GUESSING, LEAKS, score_readings
 from tests.support.silent_messages import row_of
 
@@ -48,3 +53,19 @@ def test_a_sweep_is_proposed_only_where_there_is_an_experiment() -> None:
     assert own.endswith("have to be attacked again; `fedsim sweep` compares them with these.")
     assert "sweep" not in of_app
     assert of_app.endswith("the app has to be run and recorded with them, and that recording attacked in the same way.")
+
+
+def test_members_of_a_sum_are_attacked_with_it_and_rounds_that_are_not_recorded_do_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fedsim.dossier.attack_results.list_granted_facts", lambda *_: [])
+    monkeypatch.setattr("fedsim.dossier.attack_results.attack_classes", lambda *_, **__: {})
+    replies = [SimpleNamespace(client=0, members=(0, 1, 2))]
+    headers = [SimpleNamespace(round=number, replies=replies) for number in (1, 3, 5)]
+    run: Any = SimpleNamespace(recording=SimpleNamespace(headers=headers), audit=None, trust=False)
+    of_sum = {"victim": 0, "members": [0, 1, 2], "round": "1-5", "rounds": [1, 3, 5]}
+    coverage = describe_coverage(run, [of_sum])
+    assert describe_extent(coverage) == ["3 of 3 recorded clients were attacked, in 3 of 3 recorded rounds."]
+    coverage = describe_coverage(run, [of_sum | {"members": [], "rounds": [1, 5]}])
+    [extent] = describe_extent(coverage)
+    assert extent.startswith("1 of 3 recorded clients was attacked, in 2 of 3 recorded rounds; nothing is known")
