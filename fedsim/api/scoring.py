@@ -137,19 +137,21 @@ def score(
         true_classes = torch.zeros(len(true), dtype=torch.int64)
     if claimed_labels is None:
         claimed_labels = true_classes[torch.arange(len(claimed_data(finding))) % len(true)]
+    scored_truth = Truth(data=true, labels=true_classes, padding=padding, modality=modality)
     scores = score_examples(
         dataclasses.replace(finding, labels=claimed_labels),
-        Truth(data=true, labels=true_classes, padding=padding, modality=modality),
+        scored_truth,
         public=read_public(public, public_labels, bounds, true, true_classes if has_labels else None),
         rng=generator(seed, "score"),
         weights=find_weights_folder(),
         labels_granted=not is_labelled,
     )
-    scores = [_explain_no_others(item) if public is None else item for item in scores]
+    count = len(scored_truth.without_empty_texts().labels)
+    scores = [_explain_no_others(item) if public is None and count else item for item in scores]
     with collect_doubts() as doubts:
         if true.is_floating_point():
             doubt_units(claimed_data(finding), true, "score: claimed")
-    return ClaimScores(_make_frame(scores, len(true)), {item.metric: item for item in scores}, "; ".join(doubts))
+    return ClaimScores(_make_frame(scores, count), {item.metric: item for item in scores}, "; ".join(doubts))
 
 
 def _explain_no_others(item: Score) -> Score:

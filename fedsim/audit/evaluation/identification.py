@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedsim.audit.evaluation.matches import CHANCE, Pool
-from fedsim.audit.evaluation.measurements import CPU, is_own
+from fedsim.audit.evaluation.measurements import CPU, NO_TEXT_SCORED, is_own
 from fedsim.audit.evaluation.score import Score
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.errors import PluginError
@@ -46,7 +46,7 @@ class IdentifiedShare(Metric):
 def score_identification(claimed: Tensor, truth: Truth, pool: Pool | None, device: torch.device = CPU) -> Score:
     """Score `identified`."""
     if pool is None:
-        return Score.from_reason(IDENTIFIED, _NO_OTHERS)
+        return Score.from_reason(IDENTIFIED, _NO_OTHERS if len(truth.labels) else NO_TEXT_SCORED)
     modality = find_modality(truth.modality)
     place = device if is_own(type(modality)) else CPU
     similarity = modality.similarity(claimed.to(place), pool.data.to(place))

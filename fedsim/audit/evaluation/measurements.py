@@ -21,6 +21,8 @@ from fedsim.plugins.code_hashes import hash_plugin_code, locate_error
 
 MetricValues = dict[str, Tensor | str]
 """By metric, the value of each true example, NaN where it has none; or why there are no values."""
+NO_TEXT_SCORED = "no text has any token"
+"""Why texts of padding alone have no score."""
 CPU = torch.device("cpu")
 BATCH_BYTES = 2**26
 """Claims that are measured at once, at most, unless a single set has more."""
@@ -90,7 +92,7 @@ def _measure_texts(claimed: Tensor, truth: Truth, weights: Path | None) -> Metri
     paired = text_metrics.pair_texts(claimed, truth.data, truth.padding)
     is_scored, context = _scored_examples(truth), _context_of(truth, weights)
     if not is_scored.any():
-        return dict.fromkeys([*_metrics_of(truth), "words_found"], _NO_TOKEN)
+        return dict.fromkeys([*_metrics_of(truth), "words_found"], NO_TEXT_SCORED)
     values: MetricValues = {}
     for name, metric in _metrics_of(truth).items():
         measured = measure_safely(metric, paired[is_scored], truth.data[is_scored], context)
@@ -184,9 +186,6 @@ def find_instruments(truth: Truth, weights: Path | None) -> dict[str, str]:
         code = hash_plugin_code(type(metric))
         instruments[name] = instrument if code is None else f"{instrument} by code {code[:10]}".strip()
     return instruments
-
-
-_NO_TOKEN = "no text has any token"
 
 
 def _metrics_of(truth: Truth) -> Mapping[str, ExampleMetric]:

@@ -100,6 +100,14 @@ def test_texts_and_arrays_of_other_kinds_are_scored() -> None:
     assert rows["mse"].value == pytest.approx(0.0625)
 
 
+def test_texts_of_padding_alone_count_for_nothing() -> None:
+    texts = torch.cat([TOKENS, torch.zeros_like(TOKENS[:1])])
+    scores = fedsim.score(texts, texts, public=PUBLIC_TOKENS, padding=0)
+    assert f"{len(TOKENS)} of {len(TOKENS)} examples" in scores.frame.set_index("metric").loc["recovered", "why"]
+    none = fedsim.score(TOKENS, torch.zeros_like(TOKENS), public=PUBLIC_TOKENS, padding=0)
+    assert set(none.frame["why"]) == {"no text has any token"}
+
+
 def test_the_text_is_a_short_table() -> None:
     text = repr(fedsim.score(TRUE.mul(0.9), TRUE))
     lines = text.splitlines()
