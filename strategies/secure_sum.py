@@ -78,6 +78,8 @@ class SecureSum:
         seed: seed of the run.
         privacy: the noise of which each client adds a share; None for none.
         colluders: gets what colluding clients add; None where it is not kept.
+        client_by_node: the client that each node plays, by which the log calls it; one that is missing is called by
+            its node.
     """
 
     table: SecureAggregationTable
@@ -85,6 +87,7 @@ class SecureSum:
     seed: int
     privacy: DistributedPrivacy | None = None
     colluders: ColluderRecorder | None = None
+    client_by_node: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
     def from_experiment(cls, experiment: Experiment, colluders: ColluderRecorder | None = None) -> SecureSum | None:
@@ -121,6 +124,10 @@ class SecureSum:
         if broken := non_finite_names({name: tensor for name, (_, tensor) in _update_tensors(reply, asked).items()}):
             return f"its '{broken[0]}' holds NaN or infinite values, and nobody could find them in the sum"
         return None
+
+    def name_client(self, node: int) -> int:
+        """Return the client that a node plays."""
+        return self.client_by_node.get(node, node)
 
     def sum_groups(self, replies: Iterable[Message], messages: Sequence[Message], number: int) -> Iterator[Message]:
         """Yield one reply a group, once all its clients have replied, and errors as they come.
@@ -268,7 +275,8 @@ class _Group:
         if self.protocol.privacy is None:
             self.lone_numbers = self.lone_numbers or LoneNumbers()
             # A number below half a step of the grid, or of a client without weight, is lost by rounding and hides none.
-            self.lone_numbers.add(client, list(update.values()), smallest=self._half_step(count))
+            name = self.protocol.name_client(client)
+            self.lone_numbers.add(name, list(update.values()), smallest=self._half_step(count))
         self.survivors.append(client)
         if integers[0]:
             self.num_examples += reported_examples(reply)
@@ -299,9 +307,8 @@ class _Group:
         if reason:
             self.lone_numbers = None
             reason = f"its sum is lost: {reason}"
-            log.warning(
-                "round %d, group of clients %s: %s", number, join_first(self.members, _MAX_LOGGED_CLIENTS), reason
-            )
+            members = sorted(map(self.protocol.name_client, self.members))
+            log.warning("round %d, group of clients %s: %s", number, join_first(members, _MAX_LOGGED_CLIENTS), reason)
             for client in self.survivors:
                 yield Message(Error(code=_LOST_SUM, reason=reason), reply_to=message_to[client])
             return

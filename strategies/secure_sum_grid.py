@@ -77,7 +77,9 @@ class SecureSumGrid(WrappedGrid):
         for reply in answers:
             _check_summable(reply)
         largest = max((reported_examples(reply.content) for reply in answers), default=1)
-        protocol = SecureSum(table=self._table, largest=max(1, largest), seed=self._seed)
+        protocol = SecureSum(
+            table=self._table, largest=max(1, largest), seed=self._seed, client_by_node=self._partitions
+        )
         message_to = {message.metadata.dst_node_id: message for message in messages}
         accepted: list[Message] = []
         for reply in replies:
