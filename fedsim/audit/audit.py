@@ -361,7 +361,8 @@ class Audit:
             for client, file in self.case.files.items():
                 check_truth(client, Truth.load(file), self.granted_knowledge)
             return
-        check_fit(self.transcript, self.granted_knowledge)
+        holds_models = not attacks or any(attack.subject != "answers" for attack in attacks)
+        check_fit(self.transcript, self.granted_knowledge, holds_models=holds_models)
         check_truths(self.case.files, self.group_counts, self.granted_knowledge)
         if isinstance(self.spec.app.num_examples, dict):
             warn_of_unmatched_names("[app] num_examples", self.spec.app.num_examples, self.example_counts)

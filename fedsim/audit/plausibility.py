@@ -28,15 +28,20 @@ _DISTANCE_TOLERANCE = 0.05
 log = logging.getLogger(__name__)
 
 
-def check_fit(transcript: Transcript, knowledge: Knowledge) -> None:
-    """Check model and loss against the first recorded round; warn of replies that look wrong."""
+def check_fit(transcript: Transcript, knowledge: Knowledge, *, holds_models: bool = True) -> None:
+    """Check model and loss against the first recorded round; warn of replies that look wrong.
+
+    Args:
+        holds_models: whether messages are of models, which the server moves by what clients reply, and not answers.
+    """
     updates = _first_updates(transcript)
     check_record_names(transcript)
-    warn_of_replies(updates)
-    if misreading := describe_misread_round(transcript, updates[0].round):
-        log.warning("%s", misreading)
+    if holds_models:
+        warn_of_replies(updates)
+        if misreading := describe_misread_round(transcript, updates[0].round):
+            log.warning("%s", misreading)
+        warn_of_repeated_replies(transcript)
     warn_of_other_shapes(updates)
-    warn_of_repeated_replies(transcript)
     if transcript.message_format.controls and not transcript.message_format.defended:
         check_control_distance(transcript, knowledge, updates)
     if knowledge.model is None:

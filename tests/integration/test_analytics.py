@@ -82,11 +82,14 @@ def write_attack(folder: Path, rounds: dict[int, list[int]], app: str = "", peop
 
 @pytest.mark.usefixtures("server_task")
 @pytest.mark.parametrize("weighted", [False, True])
-def test_cohorts_of_secure_sums_give_single_clients_away(tmp_path: Path, *, weighted: bool) -> None:
+def test_cohorts_of_secure_sums_give_single_clients_away(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, weighted: bool
+) -> None:
     clients = fedsim.InProcessGrid(make_app(weighted=weighted), CLIENTS)
     sums = SecureSumGrid(clients, SecureAggregationTable(clip=512.0), 0, clients.partitions)
     grid = fedsim.CuriousGrid(sums, tmp_path / "recording", partitions=clients.partitions)
     ask(grid, clients.partitions, "train", COHORTS, [])
+    assert "round 1, clients 0, 1, 2: " in caplog.text  # who is called by other numbers on the wire
     file = write_attack(tmp_path, {number: [] for number in range(1, len(COHORTS) + 1)})
     run = fedsim.open(tmp_path / "recording", file=file)
     finding = run.attack("differencing", victim=1)
@@ -94,6 +97,8 @@ def test_cohorts_of_secure_sums_give_single_clients_away(tmp_path: Path, *, weig
     assert finding.values["total"][0].item() == pytest.approx(30, abs=0.05)
     scores = run.scores.set_index("metric")
     assert scores.loc["answers_exact", "value"] == 1.0 > scores.loc["answers_exact", "floor"]
+    assert not scores["doubt"].any()  # each question is sent as zeros, which no answer moves
+    assert "begin with the same model" not in caplog.text
     # A single cohort determines nobody, and the ceiling says so.
     finding = run.attack("differencing", victim=1, round=[1])
     assert not finding.standings["total"].any()

@@ -33,7 +33,9 @@ from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.errors import FedsimError, join_first
 from fedsim.base.randomness import use_one_thread
 from fedsim.federation.config import PUBLIC_KEY
+from fedsim.interfaces.answer_findings import AnsweredValues
 from fedsim.interfaces.findings import Finding, LabelDistribution, Reconstruction, Representatives, Texts
+from fedsim.interfaces.row_findings import RowFeatures, RowLabels
 from fedsim.recording.following_models import describe_misread_round
 
 log = logging.getLogger(__name__)
@@ -92,7 +94,7 @@ def find_complaint(finding: Finding, about: FindingMetadata, context: Evaluation
     except FAILURES:  # whoever needs them says so
         truth = message = None
     if truth is None or truth.answers:
-        _doubt_round(about, context)
+        _doubt_round(finding, about, context)
         return ""
     if complaint := _describe_lacking_members(truth, about, context):
         return complaint
@@ -101,7 +103,7 @@ def find_complaint(finding: Finding, about: FindingMetadata, context: Evaluation
     if retraining is not None and retraining.fits:  # so that w_t and the reply are read rightly
         warn_of_length(retraining, victim)
         return ""
-    _doubt_round(about, context)
+    _doubt_round(finding, about, context)
     if truth.has_tokens or message is None:
         return ""
     _doubt_channels(message, truth, victim, context)
@@ -137,9 +139,10 @@ def find_complaint(finding: Finding, about: FindingMetadata, context: Evaluation
     return ""
 
 
-def _doubt_round(about: FindingMetadata, context: EvaluationContext) -> None:
+def _doubt_round(finding: Finding, about: FindingMetadata, context: EvaluationContext) -> None:
     """Raise a doubt where the models that the server sent later contradict the attacked messages."""
-    if "attacker" in about:  # who sees the models alone
+    # Whoever attacks may see the models alone, and answers to queries and embeddings move no model.
+    if "attacker" in about or isinstance(finding, AnsweredValues | RowFeatures | RowLabels):
         return
     reasons: dict[int, str] = context.cached_values.setdefault("misread rounds", {})
     number = first_round(about)
