@@ -78,15 +78,23 @@ def _check_measurements(experiment: Experiment, name: str) -> None:
     config = experiment.config
     for table in ("measure", "canaries"):
         if getattr(config, table):
-            raise ConfigError(
-                f"{table}: it measures messages of plain local training, and '{name}' trains otherwise; leave "
-                f"[{table}] or [algorithm] out"
-            )
+            raise ConfigError(f"{table}: {_describe_other_training(name)}; leave [{table}] or [algorithm] out")
     if experiment.private_names and config.states.rounds:
         raise ConfigError(
             f"states.rounds: with '{name}' the server never has the whole model, so there is no state to save; leave "
             "it out"
         )
+
+
+def check_can_be_exposed(experiment: Experiment) -> None:
+    """Raise ConfigError where clients send something else than exposure is measured of, without a run."""
+    if not experiment.trains_plainly:
+        name = name_of_algorithm(experiment.algorithm)
+        raise ConfigError(f"expose: {_describe_other_training(name)}; expose an experiment without [algorithm]")
+
+
+def _describe_other_training(name: str) -> str:
+    return f"it measures messages of plain local training, and '{name}' trains otherwise"
 
 
 def _check_defense(defense: Defense, algorithm: ClientAlgorithm, name: str) -> None:

@@ -202,6 +202,10 @@ def test_a_measure_that_is_done_is_kept_though_the_next_is_interrupted(
         (["tiny.toml", "--state", "round-1", "--state", "round-1"], "expose: round-1 is asked for 2 times; name each"),
         (["RUN", "--round", "7"], "expose: round 7 is not recorded; recorded: [1, 2]"),
         (["RUN", "--client", "9", "--round", "1"], "--client 9: is not among the 4 clients of round 1; name another"),
+        (
+            ["tiny.toml", "--set", "algorithm.name=fedper", "--set", "strategy={name='fedavg'}"],
+            "expose: it measures messages of plain local training, and 'fedper' trains otherwise; expose an",
+        ),
         (["nothing.toml"], "nothing.toml: cannot be read (No such file or directory)"),
         (["tiny.toml", "--out", "RUN"], "is a run, whose own files stay as it wrote them; choose another --out"),
         (["."], "has no experiment file, so its clients' data are unknown; name a run of fedsim"),
