@@ -68,7 +68,7 @@ def expose(
     from fedsim.api.exposing import check_free, write_exposure
     from fedsim.cli.work_shown import show_exposure, show_work
     from fedsim.exposure.of_clients import failure_sentences
-    from fedsim.federation.algorithm_checks import check_can_be_exposed
+    from fedsim.federation.algorithm_checks import check_trains_plainly
     from fedsim.federation.build_plugins import build_measure
     from fedsim.federation.experiment import Experiment
     from fedsim.federation.exposure_moments import choose_measures, file_moments, find_applicable_measures, run_moments
@@ -81,7 +81,7 @@ def expose(
     if is_in_run:
         run.check_key()
     built_experiment = Experiment(resolve(config))
-    check_can_be_exposed(built_experiment)
+    check_trains_plainly(built_experiment, "expose")
     named_schedules = [build_measure(table) for table in choose_measures(config, measures or [], measure_settings)]
     with show_work(quiet, verbose), run.hold_lock() if is_in_run else contextlib.nullcontext():
         chosen_schedules = [replace(schedule, per_example=schedule.per_example or each) for schedule in named_schedules]

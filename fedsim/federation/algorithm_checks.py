@@ -86,11 +86,11 @@ def _check_measurements(experiment: Experiment, name: str) -> None:
         )
 
 
-def check_can_be_exposed(experiment: Experiment) -> None:
-    """Raise ConfigError where clients send something else than exposure is measured of, without a run."""
+def check_trains_plainly(experiment: Experiment, command: str) -> None:
+    """Raise ConfigError where clients train otherwise than a command takes for granted that simulates them anew."""
     if not experiment.trains_plainly:
         name = name_of_algorithm(experiment.algorithm)
-        raise ConfigError(f"expose: {_describe_other_training(name)}; expose an experiment without [algorithm]")
+        raise ConfigError(f"{command}: {_describe_other_training(name)}; name an experiment or run without [algorithm]")
 
 
 def _describe_other_training(name: str) -> str:

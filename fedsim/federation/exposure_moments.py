@@ -23,6 +23,7 @@ from fedsim.federation.table import Table
 from fedsim.federation.table_validation import validate_tables
 from fedsim.federation.training_states import make_states
 from fedsim.plugins import registry
+from fedsim.recording.header import Header
 from fedsim.recording.payloads import State
 from fedsim.recording.transcript import Transcript
 from fedsim.training.settings import LocalTraining
@@ -198,7 +199,6 @@ def _recorded_moment(
     """Return clients in a recorded round; a sum over a group counts for each of its members."""
     header = transcript.header(number)
     reply_ids = {sender: reply.client for reply in header.replies for sender in reply.senders}
-    server_settings = {key.replace("-", "_"): value for key, value in header.config.items()}
 
     def broadcast_to(client: int) -> State:
         return transcript.broadcast(number, reply_ids[client])
@@ -207,9 +207,15 @@ def _recorded_moment(
         state=f"round-{number - 1}",
         number=number,
         clients=_choose_clients(clients, sorted(reply_ids), f"round {number}"),
-        training=LocalTraining.from_message(vars(experiment.training) | server_settings),
+        training=read_training(experiment, header),
         before=broadcast_to,
     )
+
+
+def read_training(experiment: Experiment, header: Header) -> LocalTraining:
+    """Return the local training of a recorded round, as the server's message asks for it."""
+    server_settings = {key.replace("-", "_"): value for key, value in header.config.items()}
+    return LocalTraining.from_message(vars(experiment.training) | server_settings)
 
 
 def _choose_clients(chosen: Sequence[int], known: Sequence[int], where: str) -> Sequence[int]:

@@ -9,7 +9,9 @@ import numpy as np
 from fedsim.base.errors import ConfigError
 from fedsim.base.randomness import use_one_thread
 from fedsim.exposure.geometry import Geometry, compute_geometry
+from fedsim.federation.algorithm_checks import check_trains_plainly
 from fedsim.federation.experiment import Experiment
+from fedsim.federation.exposure_moments import read_training
 from fedsim.recording.transcript import Transcript
 from fedsim.report.charts import Look
 from fedsim.report.curves import overlay_curves
@@ -35,8 +37,10 @@ def geometries_of_updates(
             "geometry: under secure aggregation sums over groups are recorded, and it looks at the path of local steps "
             "of a client; name a run without [secure_aggregation]"
         )
-    data, loss, settings = experiment.data, experiment.client_loss, experiment.training
+    check_trains_plainly(experiment, "geometry")
+    data, loss = experiment.data, experiment.client_loss
     for number in rounds:
+        settings = read_training(experiment, transcript.header(number))
         for client in transcript.clients(number):
             inputs, labels = data.train(client)
             before = transcript.update(number, client).before

@@ -204,7 +204,7 @@ def test_a_measure_that_is_done_is_kept_though_the_next_is_interrupted(
         (["RUN", "--client", "9", "--round", "1"], "--client 9: is not among the 4 clients of round 1; name another"),
         (
             ["tiny.toml", "--set", "algorithm.name=fedper", "--set", "strategy={name='fedavg'}"],
-            "expose: it measures messages of plain local training, and 'fedper' trains otherwise; expose an",
+            "expose: it measures messages of plain local training, and 'fedper' trains otherwise; name an",
         ),
         (["nothing.toml"], "nothing.toml: cannot be read (No such file or directory)"),
         (["tiny.toml", "--out", "RUN"], "is a run, whose own files stay as it wrote them; choose another --out"),

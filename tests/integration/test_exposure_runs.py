@@ -20,10 +20,12 @@ from fedsim.exposure.gradient_norm import GradientNorm
 from fedsim.exposure.measure import Meaning, Measure
 from fedsim.federation.config import Config
 from fedsim.federation.experiment import Experiment
+from fedsim.federation.federation_tables import AlgorithmTable, StrategyTable
 from fedsim.federation.resolve import resolve
 from fedsim.federation.run_folder import RunFolder, read_exposures
 from fedsim.recording.sealed_files import read_sealed_file
 from fedsim.recording.transcript import Transcript
+from fedsim.report import geometry
 from fedsim.training.message_function import ClientMessage
 from fedsim.training.sampling import round_batches
 from tests.support.experiments import make_tiny_config, run_serial
@@ -297,3 +299,15 @@ def test_a_client_that_chooses_silence_has_measured_itself_too(tmp_path: Path) -
     silent = {(number, client) for number in (1, 2) for client in transcript.header(number).failures}
     assert silent == {key[:2] for key, value in found.items() if value > 2.2}
     assert 0 < len(silent) < 8
+
+
+def test_geometry_is_of_the_training_that_the_server_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_tiny_config(strategy={"name": "fedprox", "proximal_mu": 0.5})
+    folder = run_serial(config, tmp_path / "run")
+    asked = []
+    monkeypatch.setattr(geometry, "compute_geometry", lambda *settings, **_: asked.append(settings[4].proximal_mu))
+    list(geometry.geometries_of_updates(Experiment(config), Transcript(folder.path), [1]))
+    assert set(asked) == {0.5}
+    other = config.model_copy(update={"algorithm": AlgorithmTable(name="ditto"), "strategy": StrategyTable()})
+    with pytest.raises(ConfigError, match="geometry: it measures messages of plain local training, and 'ditto'"):
+        list(geometry.geometries_of_updates(Experiment(other), Transcript(folder.path), [1]))
