@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import cache
@@ -68,8 +69,7 @@ def record_case(case: str, seed: int) -> fedsim.Run:
 def measure(seed: int, attack: str, case: str) -> list[Row]:
     """Attack the victims of a case, and return a row for each victim and metric, or one that says why there is none.
 
-    `other` is the share of the next victim's images that the same claims identify. Rows of PSNR made by f8043aee and
-    e8af05e4 have there the gain in dB by these images, which no table reads.
+    `other` is the share of the next victim's images that the same claims identify; cells of earlier commits have none.
     """
     run = record_case(case, seed)
     table = {**ATTACKS[attack], "label": attack}
@@ -142,18 +142,32 @@ def tables(rows: Rows) -> dict[str, str]:
 
 
 def table_of_others(rows: Rows) -> str:
-    """Return what claims identify of their victim's images and of the next victim's, where both were compared."""
+    """Return what claims identify of their victim's images and of the next victim's, where both were compared.
+
+    InstaHide's mixtures have a line for each attack, and all other defenses together have one.
+    """
     compared = [row for row in select_rows(rows, metric=IDENTIFIED) if row["other"]]
-    groups, order, lines = group_rows(compared, "case", "attack", "knows"), case_order(), []
+    mixed = [row for row in compared if row["case"].startswith("instahide")]
+    plain = [row for row in compared if not row["case"].startswith("instahide")]
+    groups, order, lines = group_rows(mixed, "case", "attack", "knows"), case_order(), []
     for (case, attack, knows), of_cell in sorted(groups.items(), key=lambda item: order.index(item[0][0])):
-        title = f"{attack}, knows the defense" if knows == "True" else attack
-        line = [case, title]
-        for column in ("value", "other", "floor"):
-            shares = {(row["seed"], row["victim"]): 100 * float(row[column]) for row in of_cell}
-            line.append("{:.1f} ± {:.1f}".format(*mean_and_margin(shares)))
-        lines.append([*line, count_victims(of_cell)])
+        lines.append(other_line(case, f"{attack}, knows the defense" if knows == "True" else attack, of_cell))
+    count = len({row["case"] for row in plain})
+    lines.append(other_line(f"{count} others", ", ".join(sorted({row["attack"] for row in plain})), plain))
     head = ["defense", "attack", "identified, %", "images of another client, %", "by chance, %", "victims"]
     return markdown_table(head, lines)
+
+
+def other_line(case: str, attack: str, rows: Rows) -> list[str]:
+    """Return the line of some attacks: shares of the victim's images, of the next victim's, and by chance."""
+    line = [case, attack]
+    for column in ("value", "other", "floor"):
+        shares = defaultdict(list)
+        for row in rows:
+            shares[row["seed"], row["victim"]].append(100 * float(row[column]))
+        means = {unit: float(np.mean(values)) for unit, values in shares.items()}
+        line.append("{:.1f} ± {:.1f}".format(*mean_and_margin(means)))
+    return [*line, count_victims(rows)]
 
 
 def case_order() -> list[str]:
