@@ -59,7 +59,21 @@ def find_named_file(path: str, folder: Path | None, name: str) -> tuple[Path, Pa
     file = Path(path).expanduser()
     home = file.parent if file.is_absolute() else require_folder_of(path, folder, name)
     within = file.name if file.is_absolute() else path
-    return home, find_file(home, [within], "correct data.path, absolute or within the data folder")
+    return home, find_file(home, [within], correct_path(path, "correct data.path, absolute or within the data folder"))
+
+
+def correct_path(path: str, remedy: str) -> str:
+    """Return how to correct `data.path`, the end of a sentence: where it is in the current folder, its whole path.
+
+    Args:
+        remedy: what to do where it is not.
+    """
+    file = Path(path).expanduser()
+    if file.is_absolute() or not os.path.exists(file):  # noqa: PTH110 - also where names are longer than they can be
+        return remedy
+    return (
+        f"relative paths start in the data folder; for the one in the current folder, set data.path to {file.resolve()}"
+    )
 
 
 def download_remedy(name: str, folder: Path) -> str:

@@ -22,7 +22,7 @@ from fedsim.base.machine import count_cores
 from fedsim.data import Dataset, Examples
 from fedsim.data.cache import load_cached
 from fedsim.data.checks import memory_complaint
-from fedsim.data.files import describe_error, require_folder_of, verify_checksum
+from fedsim.data.files import correct_path, describe_error, require_folder_of, verify_checksum
 from fedsim.data.holdout import choose_distinct
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,8 @@ class ImageFolder(CheckedSettings):
         path = Path(self.path).expanduser()
         home = path if path.is_absolute() else require_folder_of(path, folder, "image-folder") / path
         if not home.is_dir():
-            raise DataError(f"{home}: no such folder; set data.path to a folder with one folder of images a class")
+            remedy = correct_path(self.path, "set data.path to a folder with one folder of images a class")
+            raise DataError(f"{home}: no such folder; {remedy}")
         return home
 
     def _parse(self, home: Path, folder: Path, names: Sequence[str], parts: list[_LabelledPaths]) -> Dataset:

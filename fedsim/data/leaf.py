@@ -17,7 +17,7 @@ from fedsim.base.papers import Paper, cite
 from fedsim.base.task import infer_modality
 from fedsim.data import Dataset, Examples
 from fedsim.data.cache import load_cached
-from fedsim.data.files import require_data_folder, require_folder_of, verify_checksum
+from fedsim.data.files import correct_path, require_data_folder, require_folder_of, verify_checksum
 from fedsim.data.leaf_files import LETTERS, LeafFiles
 from fedsim.data.tabular import numeric_columns
 
@@ -60,7 +60,7 @@ class Leaf(CheckedSettings):
         path = Path(self.path).expanduser()
         home = path if path.is_absolute() else require_folder_of(path, folder, "leaf")
         candidates = [path] if path.is_absolute() else [home / path, home / "leaf" / path]
-        files = _find_files(candidates, "correct data.path")
+        files = _find_files(candidates, correct_path(self.path, "correct data.path"))
 
         def parse() -> Dataset:
             fields = _read_task(files, home, self.shape, self.num_classes)

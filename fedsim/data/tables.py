@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,8 @@ from fedsim.data.tabular import (
     read_table,
     unify_numbers,
 )
+
+log = logging.getLogger(__name__)
 
 _ADULT_COLUMNS = (
     *("age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation", "relationship"),
@@ -226,7 +229,24 @@ class Csv(CheckedSettings):
             )
             return Dataset(name="csv", modality="table", source=path.name, licence="as its owner says", **fields)
 
-        return load_cached(self, [path], parse)
+        dataset = load_cached(self, [path], parse)
+        _warn_of_identifiers(path, dataset)
+        return dataset
+
+
+def _warn_of_identifiers(path: Path, dataset: Dataset) -> None:
+    """Warn of texts that differ from row to row: each would be a feature, which tells one row from all others."""
+    rows = len(dataset.train.labels) + len(dataset.test.labels)
+    for column in dataset.columns:
+        if len(column.categories) > max(rows / 2, 10):
+            log.warning(
+                "%s: column '%s' has %d different texts in %d rows, each of which becomes a feature; "
+                "if it holds names or ids, name it in drop, or in group if it says whose a row is",
+                path,
+                column.name,
+                len(column.categories),
+                rows,
+            )
 
 
 def _require_columns(path: Path, table: pd.DataFrame, names: Sequence[str]) -> None:

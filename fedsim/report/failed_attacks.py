@@ -29,10 +29,15 @@ def name_victims(jobs: Sequence[tuple[str, str, int, int]]) -> str:
     return ", ".join(names)
 
 
+def _shared_reason(attempt: FailedAttack) -> str:
+    """Return the error without the round and the client at its beginning, by which each would be a group of its own."""
+    return attempt.why.removeprefix(f"round {attempt.round}, client {attempt.victim}: ")
+
+
 def group_failed_attacks(failed: Sequence[FailedAttack]) -> list[tuple[str, str, str]]:
     """Return for each attack and error the attack, the victims that it failed on, and the error."""
     grouped = []
-    for (attack, why), attempts in group_by(failed, lambda attempt: (attempt.attack, attempt.why)).items():
+    for (attack, why), attempts in group_by(failed, lambda attempt: (attempt.attack, _shared_reason(attempt))).items():
         grouped.append((attack, name_victims([attempt.job for attempt in attempts]), why))
     return grouped
 

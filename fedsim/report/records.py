@@ -128,4 +128,13 @@ def _texts(column: Column, inputs: Tensor) -> list[str]:
     values = column.values(inputs.to(torch.float64))
     if column.categories:
         return [column.categories[int(value)] for value in values.tolist()]
-    return [f"{value:.4g}" for value in values.tolist()]
+    return [_figure(value) for value in values.tolist()]
+
+
+def _figure(value: float) -> str:
+    """Format with four digits or more, and without an exponent where an income needs none.
+
+    >>> _figure(88104.2), _figure(0.31234)
+    ('88104', '0.3123')
+    """
+    return f"{value:.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fedsim.audit.evaluation.display import TableRows
 from fedsim.audit.evaluation.examples import display_examples
 from fedsim.audit.evaluation.own_run import OwnRun
 from fedsim.audit.evaluation.scoring import score_examples
@@ -47,6 +48,11 @@ def test_marks_are_what_is_scored() -> None:
     marks = [[cell.right for cell in record.claimed] for record in shown_records(rows, data).records]
     assert sorted(marks) == [[False, True, True], [True, False, True]]  # 3,230 against 0 is not recovered
     assert found.per_image == pytest.approx([sum(row) / 3 for row in marks])
+
+
+def test_large_numbers_are_shown_without_an_exponent() -> None:
+    rows = TableRows(claimed=torch.tensor([[0.88104, 1.0, 0.0, 1.0]]), true=None, right=None, entropy=None)
+    assert shown_records(rows, make_dataset()).records[0].claimed[0].text == "88104"
 
 
 def _own(data: Dataset) -> Experiment:

@@ -14,8 +14,10 @@ import pytest
 import fedsim
 from adversaries.exact.analytic import Analytic
 from fedsim.base.errors import AttackError, RunError
+from fedsim.federation.failed_attacks import FailedAttack
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import RunFolder
+from fedsim.report.failed_attacks import describe_failed_attacks
 from fedsim.report.index_entry import FAILED, FINISHED
 from fedsim.report.run_index import index_folder
 from tests.support.commands import Call
@@ -77,6 +79,14 @@ def test_the_report_names_them_with_the_error_escaped(original: Path) -> None:
     page = (original / "report.html").read_text()
     assert "analytic failed on client 1 (round 1), client 2 (round 1): the layer &lt;script&gt;alert(1)" in page
     assert "<script>alert(1)" not in page
+
+
+def test_errors_that_name_their_round_and_client_are_one_sentence() -> None:
+    failed = [
+        FailedAttack(attack="sme", round="1", victim=victim, repeat=0, why=f"round 1, client {victim}: no ReLU follows")
+        for victim in (3, 4)
+    ]
+    assert describe_failed_attacks(failed) == ["sme failed on client 3 (round 1), client 4 (round 1): no ReLU follows"]
 
 
 def test_the_index_says_that_the_run_failed(original: Path, call: Call) -> None:

@@ -433,3 +433,24 @@ def test_ids_of_many_digits_stay_apart(tmp_path: Path) -> None:
     assert dataset.class_names == (str(first), str(first + 1))
     with pytest.raises(DataError, match=r"'owner' holds different numbers near 1.23457e.18, which 64 bits round"):
         csv(tmp_path, "\n".join(["a,owner,y", *lines]), target="y", drop=())
+
+
+def test_ids_that_would_each_be_a_feature_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lines = "".join(f"P{number},{number % 3},{'ab'[number % 2]}\n" for number in range(30))
+    csv(tmp_path, "patient,stage,owner\n" + lines, drop=())
+    assert "column 'patient' has 30 different texts in 30 rows" in caplog.text
+    caplog.clear()
+    csv(tmp_path, "patient,stage,owner\n" + lines, drop=("patient",))
+    assert not caplog.text
+
+
+def test_a_file_in_the_current_folder_is_named_with_its_whole_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, data = tmp_path / "here", tmp_path / "data"
+    here.mkdir()
+    data.mkdir()
+    (here / "own.csv").write_text(PEOPLE)
+    monkeypatch.chdir(here)
+    with pytest.raises(DataError, match=f"for the one in the current folder, set data.path to {here / 'own.csv'}"):
+        Csv(path="own.csv", target="owner").load(data)
