@@ -55,8 +55,12 @@ class AttackOutcome:
         decisive, difference = self.decisive, self.decisive.difference
         if self.word != NOT_CONCLUDED or difference is None or not decisive.leaks_without_defense:
             return False
-        lacks_adaptive_attack = difference.is_less and decisive.adaptive is None
-        return difference.num_seeds < MIN_SEEDS and not lacks_adaptive_attack
+        return difference.num_seeds < MIN_SEEDS and not self.lacks_adaptive_attack
+
+    @property
+    def lacks_adaptive_attack(self) -> bool:
+        """Whether nothing is concluded because only the naive attack ran, so that no further victim helps."""
+        return self.word == NOT_CONCLUDED and self.decisive.is_weaker_naively
 
     @property
     def severity(self) -> int:

@@ -66,6 +66,7 @@ class DefenseOutcome:
         adaptive: the attack by one that does; None where it was not made.
         difference: of the stronger of both to the control; None where nothing can be paired.
         was_tried: whether the adaptive attack differs from the naive one by any metric.
+        is_granted: whether other attacks of this setting know the defense.
         exposed: the victim that is still exposed, see `find_exposed_victim`.
         open_question: see `explain_open_rounds`.
         word: one of `WORST_FIRST`.
@@ -78,6 +79,7 @@ class DefenseOutcome:
     adaptive: AttackReading | None
     difference: PairedDifference | None = None
     was_tried: bool
+    is_granted: bool = False
     exposed: str
     open_question: str
     word: str = NOT_CONCLUDED
@@ -180,6 +182,7 @@ def attack_outcomes(
                 naive=naive,
                 adaptive=adaptive,
                 was_tried=was_tried,
+                is_granted=any(row["knows_defenses"] == "1" for row in rows),
                 exposed=find_exposed_victim(metric, own_rows, control_rows),
                 open_question=explain_open_rounds(own_rows, open_rounds),
                 reason=no_control,
@@ -281,10 +284,12 @@ def _judge_difference(outcome: DefenseOutcome, control: AttackReading, differenc
     if not difference.is_measured:
         return NOT_CONCLUDED, f"the difference of {number_of(difference.count, 'pair')} has no interval"
     if difference.is_less and outcome.adaptive is None:
-        return NOT_CONCLUDED, (
-            "leakage is lower, but only the naive attack ran; grant defenses = true in [adversary.knowledge], or "
-            "choose an attack that uses them"
+        remedy = (
+            "it cannot use the granted knowledge of this defense, so add an attack that can"
+            if outcome.is_granted
+            else "grant defenses = true in [adversary.knowledge], or choose an attack that uses them"
         )
+        return NOT_CONCLUDED, f"leakage is lower, but only the naive attack ran; {remedy}"
     if difference.is_less:
         return WEAKENS, _why_it_does_not_hold(outcome, difference.num_victims)
     # Of victims whose message the attack could do nothing with, it gets no more than a guess.

@@ -260,8 +260,13 @@ def suggest_after_sweep(
         aim = f"Before you rely on {enumerate_words(holding[:3])}, add another attack to the file, and run it again"
         steps.append(NextStep(aim=aim, command=command))
     elif all(row.verdict == NOT_CONCLUDED for row in defended):
-        with_setting = f"{command} --set {_ALL_VICTIMS}"
-        steps.append(NextStep(aim="Attack all clients, because nothing is concluded yet", command=with_setting))
+        if all(outcome.lacks_adaptive_attack for row in defended for outcome in row.outcomes):
+            if knows_defenses:
+                aim = "Add an attack that can use the knowledge of the defenses, and run it again"
+                steps.append(NextStep(aim=aim, command="fedsim list attacks"))
+        else:
+            with_setting = f"{command} --set {_ALL_VICTIMS}"
+            steps.append(NextStep(aim="Attack all clients, because nothing is concluded yet", command=with_setting))
     else:
         aim = "No defense holds; put stronger settings or other defenses on the defense axis, and run it again"
         steps.append(NextStep(aim=aim, command="fedsim list defenses"))

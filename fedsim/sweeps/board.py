@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedsim.base.errors import FedsimError
+from fedsim.base.errors import FedsimError, number_of
 from fedsim.sweeps.cells import SweepCell
 from fedsim.sweeps.plan import SweepPlan
 from fedsim.sweeps.queue import SweepJob
@@ -66,9 +66,13 @@ class SweepBoard:
     def failure_summaries(self) -> list[str]:
         """Return a sentence for each reason why cells failed, with the first cell's name."""
         sentences: list[str] = []
+        failures_of = {"; ".join(marker.failures): marker.failures for marker in self.plan.finished_cells.values()}
         for reason, names in self.cells_by_reason.items():
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            sentences.append(f"{names[0]}{more}: {reason}")
+            first, *others = failures_of.get(reason) or [reason]
+            # An attack that fails on every victim has a reason for each, which differ by a number.
+            rest = f"; {number_of(len(others), 'failure')} more in the report of this cell" if others else ""
+            sentences.append(f"{names[0]}{more}: {first}{rest}")
         return sentences
 
     @property

@@ -12,9 +12,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from fedsim.base import text_metrics
-from fedsim.base.errors import DataError, RunError, first_line
+from fedsim.base.errors import DataError, RunError, first_line, number_of
 from fedsim.base.randomness import generator
 from fedsim.base.task import infer_modality
 from fedsim.federation.config import PUBLIC_KEY
@@ -282,10 +283,15 @@ _RANGE_TOLERANCE = 1e-3
 
 def _join_examples(loaded: Any, client: str) -> tuple[Tensor, Tensor]:
     """Join what `load` returned to one tensor of inputs and one of labels."""
+    if isinstance(loaded, tuple) and loaded and all(isinstance(part, DataLoader) for part in loaded):
+        raise DataError(
+            f"{client}: its data are {number_of(len(loaded), 'DataLoader')}; return the one that it trains on, such as "
+            "the first one, `load_data(...)[0]`"
+        )
     try:
         if isinstance(loaded, tuple | list) and len(loaded) == 2 and hasattr(loaded[0], "shape"):
             return torch.as_tensor(loaded[0]), _shape_labels(torch.as_tensor(loaded[1]))
-        pairs = [(torch.as_tensor(inputs), torch.as_tensor(labels)) for inputs, labels in loaded]
+        pairs = [_read_pair(pair, client) for pair in loaded]
         join = torch.cat if pairs[0][1].ndim else torch.stack  # batches, or single examples
         return join([inputs for inputs, _ in pairs]), _shape_labels(join([labels for _, labels in pairs]))
     except (IndexError, TypeError, ValueError, RuntimeError) as error:
@@ -293,6 +299,18 @@ def _join_examples(loaded: Any, client: str) -> tuple[Tensor, Tensor]:
             f"{client}: its data are not inputs and labels ({first_line(error)}); return two arrays, or something "
             "that yields pairs of them"
         ) from error
+
+
+def _read_pair(pair: Any, client: str) -> tuple[Tensor, Tensor]:
+    """Return inputs and labels of a batch or of one example."""
+    if isinstance(pair, Mapping):  # a batch of Hugging Face's data sets
+        names = ", ".join(f"'{name}'" for name in pair)
+        raise DataError(
+            f"{client}: its batches are dicts of {names}; yield pairs instead, such as "
+            "((batch['img'], batch['label']) for batch in loader)"
+        )
+    inputs, labels = pair
+    return torch.as_tensor(inputs), torch.as_tensor(labels)
 
 
 def _shape_labels(labels: Tensor) -> Tensor:

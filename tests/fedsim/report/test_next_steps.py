@@ -165,6 +165,14 @@ def test_after_a_sweep_that_does_not_hold_come_other_defenses(knows_defenses: bo
     assert commands[-2:] == ["fedsim list defenses", "fedsim dossier runs/s"]
 
 
+@pytest.mark.parametrize("knows_defenses", [False, True])
+def test_further_victims_are_not_advised_where_an_adaptive_attack_is_missing(knows_defenses: bool) -> None:
+    steps = list_sweep_steps([*make_rows(LEAKING), *make_rows(AT_FLOOR, "noise")], knows_defenses=knows_defenses)
+    granting = "fedsim sweep s.toml --set adversary.knowledge.defenses=true"
+    missing = "fedsim list attacks" if knows_defenses else granting
+    assert [command for _, command in steps] == [missing, "fedsim dossier runs/s"]
+
+
 def test_where_seeds_are_too_few_more_of_them_come_first() -> None:
     rows = [*make_rows(LEAKING, seed=1), *make_rows(LEAKING, seed=2)]
     for seed, change in ((1, -2.0), (2, 0.3)):

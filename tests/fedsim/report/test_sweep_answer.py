@@ -44,6 +44,18 @@ def test_the_lead_says_which_defense_holds_weakens_and_does_nothing() -> None:
     assert found.rows[0].name == "none"  # what the others are compared with
 
 
+def test_knowledge_that_is_granted_is_not_advised_to_attacks_that_cannot_use_it() -> None:
+    found = answer(
+        make_rows(LEAKING),
+        make_both({False: AT_FLOOR, True: AT_FLOOR}, "noise"),
+        make_rows(LEAKING, attack="spear-ica"),
+        make_rows(AT_FLOOR, "noise", attack="spear-ica"),
+    )
+    reason = "leakage is lower, but only the naive attack ran; it cannot use the granted knowledge of this defense"
+    assert reason in found.lead
+    assert "grant defenses" not in found.lead
+
+
 def test_defenses_and_attacks_of_one_outcome_share_a_sentence() -> None:
     both = {False: LEAKING, True: LEAKING}
     parts = [make_both(both, name, attack=attack) for name in ("a", "b") for attack in ("sme", "dlg")]

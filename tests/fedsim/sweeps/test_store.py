@@ -322,6 +322,7 @@ def test_an_attack_that_refuses_is_told_and_not_tried_again(own: Path, tmp_path:
     board.write()
     (failure,) = board.failure_summaries
     assert failure.startswith("attack=spear-ica, defense=update-noise, seed=0: spear-ica, round 1, client 0:")
+    assert failure.endswith("; 1 failure more in the report of this cell")  # that of client 1 has the same reason
     table = read_cells(tmp_path)
     assert [row["state"] for row in table.rows] == ["done", "failed"]
     scored = {(row["defense"], row["victim"], row["metric"] != "") for row in read_table(tmp_path).rows}
