@@ -27,7 +27,7 @@ from fedsim.report.adaptive import (
 )
 from fedsim.report.exposed_victims import explain_open_rounds, find_exposed_victim, find_largest_unseen
 from fedsim.report.paired_differences import PairedDifference, subtract_control
-from fedsim.report.summary import difference_by_shared_candidates, summarise
+from fedsim.report.summary import EXACT, difference_by_shared_candidates, summarise
 from fedsim.report.sweep_groups import MIN_SEEDS, Row, Unit, mean_by_victim_and_seed, score_interval
 from fedsim.report.verdicts import BEYOND, LEAKS, MIN_VICTIMS, ScoreReading, judge_summary
 
@@ -48,12 +48,28 @@ class AttackReading:
         values: by victim and seed.
         floors: what the best guess gets, likewise.
         unscored: pairs of victim and seed on whom it was made, and that have no score.
+        exact: pairs of whom all claims are exact.
     """
 
     reading: ScoreReading
     values: Mapping[Unit, float]
     floors: Mapping[Unit, float]
     unscored: frozenset[Unit]
+    exact: frozenset[Unit]
+
+    @property
+    def leakage(self) -> dict[Unit, float]:
+        """The values to subtract: what is exact leaks wholly, at 150 dB no more than where exact begins."""
+        limit = describe_metric(self.reading.summary.metric).exact_from
+        return {unit: min(value, limit) if unit in self.exact else value for unit, value in self.values.items()}
+
+    @property
+    def mean_text(self) -> str:
+        """The mean, or that all claims are exact."""
+        is_exact = (
+            describe_metric(self.reading.summary.metric).exact_from < math.inf and self.exact >= self.values.keys()
+        )
+        return EXACT if is_exact else f"{self.reading.summary.mean:.3g}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +115,7 @@ class DefenseOutcome:
         """Subtract the control's scores from `values`; victims of a seed may share candidates in either."""
         examples = [*control.reading.summary.examples.values(), *self.strongest.reading.summary.examples.values()]
         shared_error = difference_by_shared_candidates(self.metric, examples)
-        return subtract_control(self.metric, values, control.values, shared_error)
+        return subtract_control(self.metric, values, control.leakage, shared_error)
 
     @property
     def metric_name(self) -> str:
@@ -116,9 +132,8 @@ class DefenseOutcome:
         """Means without the defense and with it, by the stronger adversary, and the guess."""
         if self.control is None:
             return ""
-        item = self.strongest.reading.summary
-        without = self.control.reading.summary.mean
-        return f"{without:.3g} without, {item.mean:.3g} with, guess {item.floor:.3g}"
+        floor = self.strongest.reading.summary.floor
+        return f"{self.control.mean_text} without, {self.strongest.mean_text} with, guess {floor:.3g}"
 
     @property
     def leaks_without_defense(self) -> bool:
@@ -194,7 +209,7 @@ def attack_outcomes(
 def _judge_against_control(outcome: DefenseOutcome) -> DefenseOutcome:
     """Return the outcome with its difference to the control, and, where there has to be one, with a verdict."""
     if outcome.control is not None:
-        outcome = replace(outcome, difference=outcome.subtract_control(outcome.strongest.values, outcome.control))
+        outcome = replace(outcome, difference=outcome.subtract_control(outcome.strongest.leakage, outcome.control))
     if outcome.reason:  # why there is no control
         return outcome
     word, reason = _judge(outcome)
@@ -221,7 +236,14 @@ def read_scores(rows: Iterable[Row], metric: str, *, adaptive: bool) -> AttackRe
     reading = ScoreReading(summary=shown, verdict=verdict, remark=remark, baseline=scored[0]["baseline"] == "1")
     attacked = {(row["victim"], row["seed"]) for row in of_form if row["metric"] in (metric, "")}
     floors = mean_by_victim_and_seed(scored, "floor")
-    return AttackReading(reading=reading, values=values, floors=floors, unscored=frozenset(attacked - values.keys()))
+    exact_shares = mean_by_victim_and_seed([row for row in of_form if row["metric"] == EXACT], "value")
+    return AttackReading(
+        reading=reading,
+        values=values,
+        floors=floors,
+        unscored=frozenset(attacked - values.keys()),
+        exact=frozenset(unit for unit, share in exact_shares.items() if share == 1),
+    )
 
 
 def _score_row(row: Row, metric: str, higher: bool) -> dict[str, str]:
@@ -294,7 +316,7 @@ def _judge_difference(outcome: DefenseOutcome, control: AttackReading, differenc
         return WEAKENS, _why_it_does_not_hold(outcome, difference.num_victims)
     # Of victims whose message the attack could do nothing with, it gets no more than a guess.
     guesses = {unit: control.floors[unit] for unit in outcome.strongest.unscored if unit in control.floors}
-    lowest = outcome.subtract_control({**outcome.strongest.values, **guesses}, control)
+    lowest = outcome.subtract_control({**outcome.strongest.leakage, **guesses}, control)
     assert lowest is not None
     if outcome.leaks_with_defense and lowest.is_more:
         return NOTHING, "leakage is higher than without it"

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from fedsim.audit.evaluation import statistics
 from fedsim.base.errors import number_of
-from fedsim.interfaces.metric import explain_no_verdict
+from fedsim.interfaces.metric import describe_metric, explain_no_verdict
 from fedsim.report.summary import (
+    EXACT,
     Summary,
     are_independent,
     compares_victims,
@@ -88,9 +89,10 @@ def difference_text(item: Difference) -> str:
 
 def score_beside_floor(mean: float, summary: Summary) -> str:
     """Format the mean score of a run, and beside it what a guess without the messages got, where there is one."""
+    score = EXACT if summary.is_exact else f"{mean:.4g}"
     if not summary.floor_guess or math.isnan(summary.floor):
-        return f"{mean:.4g}"
-    return f"{mean:.4g} (guess {summary.floor:.4g})"
+        return score
+    return f"{score} (guess {summary.floor:.4g})"
 
 
 def why_not_same_clients(base: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> str:
@@ -294,7 +296,8 @@ def _compare_paired(base: Summary, other: Summary, base_rows: Rows, other_rows: 
     """Subtract scores by update and random start, then average the differences as scores are, see `Summary`."""
     base_scores, other_scores = _scores_by_start(base, base_rows), _scores_by_start(other, other_rows)
     shared = [key for key in base_scores if key in other_scores]
-    differences = {key: float(statistics.subtract_scores(other_scores[key], base_scores[key])) for key in shared}
+    before, after = _cap_exact(base, base_scores, base_rows), _cap_exact(other, other_scores, other_rows)
+    differences = {key: float(statistics.subtract_scores(after[key], before[key])) for key in shared}
     unit, array = _mean_by_unit(differences)
     first = statistics.mean(_mean_by_unit({key: base_scores[key] for key in shared})[1])
     value = statistics.mean(_mean_by_unit({key: other_scores[key] for key in shared})[1])
@@ -311,7 +314,7 @@ def _compare_paired(base: Summary, other: Summary, base_rows: Rows, other_rows: 
         num_more=int((towards_leakage > 0).sum()),
         num_less=int((towards_leakage < 0).sum()),
         num_unmatched=len(base_scores) + len(other_scores) - 2 * len(shared),
-        is_equal=bool(shared) and base_scores == other_scores,
+        is_equal=bool(shared) and before == after,
     )
 
 
@@ -322,12 +325,19 @@ def _mean_by_unit(values: Mapping[Update, float]) -> tuple[str, NDArray[np.float
     return unit, np.array(list(by_unit.values()))
 
 
-def _scores_by_start(item: Summary, rows: Rows) -> dict[Update, float]:
-    """Return the scores of an attack by victim, round and random start."""
+def _cap_exact(item: Summary, scores: Mapping[Update, float], rows: Rows) -> dict[Update, float]:
+    """Return the scores to subtract: what is exact leaks wholly, at 150 dB no more than where exact begins."""
+    limit, shares = describe_metric(item.metric).exact_from, _scores_by_start(item, rows, EXACT)
+    return {key: min(value, limit) if shares.get(key) == 1 else value for key, value in scores.items()}
+
+
+def _scores_by_start(item: Summary, rows: Rows, metric: str = "") -> dict[Update, float]:
+    """Return the scores of an attack by victim, round and random start; by its metric unless another is named."""
     title, variant = item.attack_key
     scores = defaultdict(list)
     for row in rows:
-        if (row["attack"], row["variant"], row["metric"]) == (title, variant, item.metric) and not row["missing"]:
+        key = row["attack"], row["variant"], row["metric"]
+        if key == (title, variant, metric or item.metric) and not row["missing"]:
             scores[str(row["victim"]), str(row["round"]), str(row["repeat"])].append(float(row["value"]))
     return {key: float(np.mean(values)) for key, values in scores.items()}
 

@@ -475,3 +475,17 @@ def test_candidates_that_victims_share_are_no_fall(seeds: int) -> None:
         [found] = attack_outcomes(rows, controls, "")
         num_less += found.word == WEAKENS
     assert num_less <= 0.025 * runs + 2.5 * (0.025 * 0.975 * runs) ** 0.5
+
+
+@pytest.mark.parametrize(("rounded", "word"), [([147.0, 89.0, 90.0, 88.0, 91.0, 87.0], NOTHING), ([30.0] * 6, WEAKENS)])
+def test_claims_that_are_exact_on_both_sides_are_no_difference(rounded: list[float], word: str) -> None:
+    """Rounding to six decimals leaves 89 dB of 147, and each example exact."""
+    share = float(min(rounded) > 40)
+    controls = make_rows([147.0] * 6) + make_rows([1.0] * 6, metric="exact", floor=0.0)
+    rows = make_both({False: rounded, True: [value + 0.01 for value in rounded]}, "rounding")
+    rows += make_both({False: [share] * 6, True: [share] * 6}, "rounding", metric="exact", floor=0.0)
+    found = next(item for item in attack_outcomes(rows, controls, "") if item.metric == "psnr")
+    assert found.word == word, found.reason
+    assert found.difference is not None
+    assert found.difference.mean == pytest.approx(0.0 if word == NOTHING else -9.99)
+    assert found.means_text.startswith("exact without, exact with" if word == NOTHING else "exact without, 30 with")

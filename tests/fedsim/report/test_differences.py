@@ -171,6 +171,18 @@ def test_two_perfect_claims_do_not_differ() -> None:
     assert math.isnan(worse.low)
 
 
+def test_claims_that_are_exact_in_both_runs_do_not_differ() -> None:
+    victims, exact = range(6), dict.fromkeys(range(6), 1.0)
+    base = rows({victim: 147.0 - victim for victim in victims}) + rows(exact, metric="exact")
+    other = rows({victim: 89.0 + victim for victim in victims}) + rows(exact, metric="exact")
+    found = differences(base, other)[0]
+    assert (found.mean, found.verdict) == (0, EQUAL)
+    assert score_beside_floor(found.first, found.base) == "exact (guess 0)"
+    other[0]["value"], other[6]["value"] = 20.0, 0.5
+    found = differences(base, other)[0]
+    assert found.mean == pytest.approx((20 - 40) / 6)
+
+
 def test_other_clients_are_not_paired() -> None:
     base, other = {v: float(v) for v in range(8)}, {v: 100.0 + v for v in range(8)}
     found = one(rows(base), rows(other), "federation.seed differs")
