@@ -58,12 +58,6 @@ class AttackReading:
     exact: frozenset[Unit]
 
     @property
-    def leakage(self) -> dict[Unit, float]:
-        """The values to subtract: what is exact leaks wholly, at 150 dB no more than where exact begins."""
-        limit = describe_metric(self.reading.summary.metric).exact_from
-        return {unit: min(value, limit) if unit in self.exact else value for unit, value in self.values.items()}
-
-    @property
     def mean_text(self) -> str:
         """The mean, or that all claims are exact."""
         is_exact = (
@@ -112,10 +106,16 @@ class DefenseOutcome:
         return max(self.sides, key=lambda side: side.reading.summary.gain)
 
     def subtract_control(self, values: Mapping[Unit, float], control: AttackReading) -> PairedDifference | None:
-        """Subtract the control's scores from `values`; victims of a seed may share candidates in either."""
+        """Subtract the control's scores from `values`; victims of a seed may share candidates in either.
+
+        Of whom all claims are exact in both, nothing more or less leaks, be it 150 dB or 90.
+        """
+        if describe_metric(self.metric).of_examples:
+            are_exact = self.strongest.exact & control.exact & control.values.keys()
+            values = {unit: control.values[unit] if unit in are_exact else value for unit, value in values.items()}
         examples = [*control.reading.summary.examples.values(), *self.strongest.reading.summary.examples.values()]
         shared_error = difference_by_shared_candidates(self.metric, examples)
-        return subtract_control(self.metric, values, control.leakage, shared_error)
+        return subtract_control(self.metric, values, control.values, shared_error)
 
     @property
     def metric_name(self) -> str:
@@ -209,7 +209,7 @@ def attack_outcomes(
 def _judge_against_control(outcome: DefenseOutcome) -> DefenseOutcome:
     """Return the outcome with its difference to the control, and, where there has to be one, with a verdict."""
     if outcome.control is not None:
-        outcome = replace(outcome, difference=outcome.subtract_control(outcome.strongest.leakage, outcome.control))
+        outcome = replace(outcome, difference=outcome.subtract_control(outcome.strongest.values, outcome.control))
     if outcome.reason:  # why there is no control
         return outcome
     word, reason = _judge(outcome)
@@ -316,7 +316,7 @@ def _judge_difference(outcome: DefenseOutcome, control: AttackReading, differenc
         return WEAKENS, _why_it_does_not_hold(outcome, difference.num_victims)
     # Of victims whose message the attack could do nothing with, it gets no more than a guess.
     guesses = {unit: control.floors[unit] for unit in outcome.strongest.unscored if unit in control.floors}
-    lowest = outcome.subtract_control({**outcome.strongest.leakage, **guesses}, control)
+    lowest = outcome.subtract_control({**outcome.strongest.values, **guesses}, control)
     assert lowest is not None
     if outcome.leaks_with_defense and lowest.is_more:
         return NOTHING, "leakage is higher than without it"

@@ -296,8 +296,11 @@ def _compare_paired(base: Summary, other: Summary, base_rows: Rows, other_rows: 
     """Subtract scores by update and random start, then average the differences as scores are, see `Summary`."""
     base_scores, other_scores = _scores_by_start(base, base_rows), _scores_by_start(other, other_rows)
     shared = [key for key in base_scores if key in other_scores]
-    before, after = _cap_exact(base, base_scores, base_rows), _cap_exact(other, other_scores, other_rows)
-    differences = {key: float(statistics.subtract_scores(after[key], before[key])) for key in shared}
+    differences = {key: float(statistics.subtract_scores(other_scores[key], base_scores[key])) for key in shared}
+    if describe_metric(base.metric).of_examples:
+        exact = _scores_by_start(base, base_rows, EXACT), _scores_by_start(other, other_rows, EXACT)
+        # Of whom all claims are exact in both runs, nothing more or less leaks, be it 150 dB or 90.
+        differences |= {key: 0.0 for key in shared if all(shares.get(key) == 1 for shares in exact)}
     unit, array = _mean_by_unit(differences)
     first = statistics.mean(_mean_by_unit({key: base_scores[key] for key in shared})[1])
     value = statistics.mean(_mean_by_unit({key: other_scores[key] for key in shared})[1])
@@ -314,7 +317,7 @@ def _compare_paired(base: Summary, other: Summary, base_rows: Rows, other_rows: 
         num_more=int((towards_leakage > 0).sum()),
         num_less=int((towards_leakage < 0).sum()),
         num_unmatched=len(base_scores) + len(other_scores) - 2 * len(shared),
-        is_equal=bool(shared) and before == after,
+        is_equal=bool(shared) and base_scores.keys() == other_scores.keys() and not any(differences.values()),
     )
 
 
@@ -323,12 +326,6 @@ def _mean_by_unit(values: Mapping[Update, float]) -> tuple[str, NDArray[np.float
     rows = [{"victim": victim, "round": number, "value": value} for (victim, number, _), value in values.items()]
     unit, by_unit = mean_by_unit(rows, "value")
     return unit, np.array(list(by_unit.values()))
-
-
-def _cap_exact(item: Summary, scores: Mapping[Update, float], rows: Rows) -> dict[Update, float]:
-    """Return the scores to subtract: what is exact leaks wholly, at 150 dB no more than where exact begins."""
-    limit, shares = describe_metric(item.metric).exact_from, _scores_by_start(item, rows, EXACT)
-    return {key: min(value, limit) if shares.get(key) == 1 else value for key, value in scores.items()}
 
 
 def _scores_by_start(item: Summary, rows: Rows, metric: str = "") -> dict[Update, float]:

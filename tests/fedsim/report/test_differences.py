@@ -180,7 +180,7 @@ def test_claims_that_are_exact_in_both_runs_do_not_differ() -> None:
     assert score_beside_floor(found.first, found.base) == "exact (guess 0)"
     other[0]["value"], other[6]["value"] = 20.0, 0.5
     found = differences(base, other)[0]
-    assert found.mean == pytest.approx((20 - 40) / 6)
+    assert found.mean == pytest.approx((20 - 147) / 6)
 
 
 def test_other_clients_are_not_paired() -> None:
