@@ -16,7 +16,7 @@ from fedsim.contract.defense_trials import (
     random_state,
     zero_state,
 )
-from fedsim.interfaces.defense import Defense, overrides
+from fedsim.interfaces.defense import Defense, overrides_guarantee
 from fedsim.interfaces.local_context import Memory
 from fedsim.recording.wire_format import State
 
@@ -91,7 +91,7 @@ def noise_holds_in_any_round(subject: CheckedPlugin) -> None:
     ones alone.
     """
     defense = build_defense(subject)
-    if not (overrides(defense, "guarantee") or overrides(defense, "compose_guarantees")):
+    if not overrides_guarantee(defense):
         raise DoesNotApply("it promises nothing")
     for hook_case in overridden_hooks(defense):
         early, late = (_measure_spread(defense, hook_case.hook, number, {}) for number in (0, _MANY_ROUNDS - 1))
@@ -106,7 +106,7 @@ def noise_holds_in_any_round(subject: CheckedPlugin) -> None:
 def noise_follows_no_earlier_data(subject: CheckedPlugin) -> None:
     """Its noise does not depend on data of earlier rounds of which its messages say nothing."""
     defense = build_defense(subject)
-    if not (overrides(defense, "guarantee") or overrides(defense, "compose_guarantees")):
+    if not overrides_guarantee(defense):
         raise DoesNotApply("it promises nothing")
     for hook_case in overridden_hooks(defense):
         # Whatever clips makes the same message of large data and of larger ones.

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from fedsim.interfaces.defense import Defense, Guarantee, Participation, overrides
+from fedsim.interfaces.defense import Defense, Guarantee, Participation, overrides_guarantee
 from fedsim.privacy.ledger import Row, guarantee_delta, state_guarantee
 from fedsim.privacy.mechanism_columns import describe_mechanism
 from fedsim.recording.header import Header
@@ -30,7 +30,7 @@ def prove_by_messages(defense: Defense, messages: int) -> Guarantee | None:
 
     None where it guarantees nothing, or that depends on how the client trains.
     """
-    if not (overrides(defense, "guarantee") or overrides(defense, "compose_guarantees")):
+    if not overrides_guarantee(defense):
         return None
     guarantees = [state_guarantee(defense, [replace(trial, rounds=messages)]) for trial in _TRIALS]
     return guarantees[0] if guarantees[0] == guarantees[1] else None

@@ -472,6 +472,11 @@ def overrides(defense: Defense, hook: str) -> bool:
     return getattr(type(defense), hook) is not getattr(Defense, hook)
 
 
+def overrides_guarantee(defense: Defense) -> bool:
+    """Return whether `defense` overrides either of the two hooks by which a guarantee is stated."""
+    return overrides(defense, "guarantee") or overrides(defense, "compose_guarantees")
+
+
 def mixing_defenses(defenses: Sequence[Defense]) -> list[Defense]:
     """Return those of `defenses` that make one example of a batch out of several records."""
     return [defense for defense in defenses if defense.mixes and overrides(defense, "on_batch")]

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from fedsim.base.errors import ConfigError, PluginError
-from fedsim.interfaces.defense import HOOKS, Defense, Participation, Setting, overrides
+from fedsim.interfaces.defense import HOOKS, Defense, Participation, Setting, overrides, overrides_guarantee
 from fedsim.recording.wire_format import State
 
 _ATTRIBUTES = frozenset(Defense.__annotations__)
@@ -152,7 +152,7 @@ def _check_choice(defense: Defense, others: Sequence[Defense]) -> None:
 
 def _has_guarantee(defense: Defense) -> bool:
     """Return whether a defense has a guarantee, tried with a typical client."""
-    if not (overrides(defense, "guarantee") or overrides(defense, "compose_guarantees")):
+    if not overrides_guarantee(defense):
         return False
     client = Participation(num_examples=1000, batch_size=10, steps=10, rounds=1)
     return defense.of_client(client).compose_guarantees([client], 1e-5) is not None

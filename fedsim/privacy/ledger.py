@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any
 
 from fedsim.base.errors import PluginError, RunError
-from fedsim.interfaces.defense import Defense, Guarantee, Participation, Setting, overrides
+from fedsim.interfaces.defense import Defense, Guarantee, Participation, Setting, overrides_guarantee
 from fedsim.interfaces.mechanism import Mechanism
 from fedsim.privacy.federation_privacy import OTHER_CLIENTS, SERVER, FederationLedger, FederationPrivacy
 from fedsim.privacy.mechanism_columns import describe_mechanism, read_mechanism
@@ -214,7 +214,7 @@ class Ledger:
     def _has_guarantee(self, index: int) -> bool:
         """Return whether the defense of this index guarantees anything for any client."""
         defense = self._defenses_of(0)[index]
-        if not (overrides(defense, "guarantee") or overrides(defense, "compose_guarantees")):
+        if not overrides_guarantee(defense):
             return False
         # Guarantees depend on participation only, so one client of each kind is enough.
         clients = range(self._setting.clients)

@@ -27,7 +27,7 @@ from fedsim.report.adaptive import (
 )
 from fedsim.report.exposed_victims import explain_open_rounds, find_exposed_victim, find_largest_unseen
 from fedsim.report.paired_differences import PairedDifference, subtract_control
-from fedsim.report.summary import EXACT, difference_by_shared_candidates, summarise
+from fedsim.report.summary import EXACT, difference_by_shared_candidates, finds_exact_only, summarise
 from fedsim.report.sweep_groups import MIN_SEEDS, Row, Unit, mean_by_victim_and_seed, score_interval
 from fedsim.report.verdicts import BEYOND, LEAKS, MIN_VICTIMS, ScoreReading, judge_summary
 
@@ -60,9 +60,7 @@ class AttackReading:
     @property
     def mean_text(self) -> str:
         """The mean, or that all claims are exact."""
-        is_exact = (
-            describe_metric(self.reading.summary.metric).exact_from < math.inf and self.exact >= self.values.keys()
-        )
+        is_exact = finds_exact_only(self.reading.summary.metric, self.values, dict.fromkeys(self.exact, 1.0))
         return EXACT if is_exact else f"{self.reading.summary.mean:.3g}"
 
 
@@ -106,16 +104,11 @@ class DefenseOutcome:
         return max(self.sides, key=lambda side: side.reading.summary.gain)
 
     def subtract_control(self, values: Mapping[Unit, float], control: AttackReading) -> PairedDifference | None:
-        """Subtract the control's scores from `values`; victims of a seed may share candidates in either.
-
-        Of whom all claims are exact in both, nothing more or less leaks, be it 150 dB or 90.
-        """
-        if describe_metric(self.metric).of_examples:
-            are_exact = self.strongest.exact & control.exact & control.values.keys()
-            values = {unit: control.values[unit] if unit in are_exact else value for unit, value in values.items()}
+        """Subtract the control's scores from `values`; victims of a seed may share candidates in either."""
         examples = [*control.reading.summary.examples.values(), *self.strongest.reading.summary.examples.values()]
         shared_error = difference_by_shared_candidates(self.metric, examples)
-        return subtract_control(self.metric, values, control.values, shared_error)
+        exact = self.strongest.exact & control.exact
+        return subtract_control(self.metric, values, control.values, exact=exact, shared_error=shared_error)
 
     @property
     def metric_name(self) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,7 @@ _PARTITION_SETTINGS = ("data.", "partition.", "federation.seed", "federation.cli
 Rows = Sequence[Mapping[str, Any]]
 """Rows of `scores.csv`."""
 Update = tuple[str, str, str]
+_Key = TypeVar("_Key", bound=Hashable)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,12 +296,10 @@ class _ScoreDifferences:
 def _compare_paired(base: Summary, other: Summary, base_rows: Rows, other_rows: Rows) -> _ScoreDifferences:
     """Subtract scores by update and random start, then average the differences as scores are, see `Summary`."""
     base_scores, other_scores = _scores_by_start(base, base_rows), _scores_by_start(other, other_rows)
-    shared = [key for key in base_scores if key in other_scores]
-    differences = {key: float(statistics.subtract_scores(other_scores[key], base_scores[key])) for key in shared}
-    if describe_metric(base.metric).of_examples:
-        exact = _scores_by_start(base, base_rows, EXACT), _scores_by_start(other, other_rows, EXACT)
-        # Of whom all claims are exact in both runs, nothing more or less leaks, be it 150 dB or 90.
-        differences |= {key: 0.0 for key in shared if all(shares.get(key) == 1 for shares in exact)}
+    shares = _scores_by_start(base, base_rows, EXACT), _scores_by_start(other, other_rows, EXACT)
+    exact = {key for key, share in shares[0].items() if share == shares[1].get(key) == 1}
+    differences = subtract_pairs(base.metric, other_scores, base_scores, exact)
+    shared = differences.keys()
     unit, array = _mean_by_unit(differences)
     first = statistics.mean(_mean_by_unit({key: base_scores[key] for key in shared})[1])
     value = statistics.mean(_mean_by_unit({key: other_scores[key] for key in shared})[1])
@@ -319,6 +318,24 @@ def _compare_paired(base: Summary, other: Summary, base_rows: Rows, other_rows: 
         num_unmatched=len(base_scores) + len(other_scores) - 2 * len(shared),
         is_equal=bool(shared) and base_scores.keys() == other_scores.keys() and not any(differences.values()),
     )
+
+
+def subtract_pairs(
+    metric: str, values: Mapping[_Key, float], others: Mapping[_Key, float], exact: Collection[_Key]
+) -> dict[_Key, float]:
+    """Return the differences of scores that both have, see `statistics.subtract_scores`, in the order of `others`.
+
+    Args:
+        exact: keys of which all claims are exact in both. Nothing more or less leaks there by a metric of examples, be
+            it 150 dB or 90.
+    """
+    of_examples = describe_metric(metric).of_examples
+    differences = {}
+    for key, other in others.items():
+        if key in values:
+            is_exact = of_examples and key in exact
+            differences[key] = 0.0 if is_exact else float(statistics.subtract_scores(values[key], other))
+    return differences
 
 
 def _mean_by_unit(values: Mapping[Update, float]) -> tuple[str, NDArray[np.float64]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from fedsim.audit.evaluation import statistics
 from fedsim.interfaces.metric import describe_metric
-from fedsim.report.differences import FEWEST, ONE_SIDED_LEVEL
+from fedsim.report.differences import FEWEST, ONE_SIDED_LEVEL, subtract_pairs
 from fedsim.report.sweep_groups import MIN_SEEDS, Unit, paired_interval
 
 
@@ -66,19 +66,23 @@ class PairedDifference:
 
 
 def subtract_control(
-    metric: str, values: Mapping[Unit, float], control: Mapping[Unit, float], shared_error: float = 0.0
+    metric: str,
+    values: Mapping[Unit, float],
+    control: Mapping[Unit, float],
+    *,
+    exact: Collection[Unit] = (),
+    shared_error: float = 0.0,
 ) -> PairedDifference | None:
     """Subtract the scores without a defense, by victim and seed and towards leakage; None where nothing is paired.
 
     Args:
+        exact: those of whom all claims are exact with the defense and without.
         shared_error: standard error of a seed that all its victims have in common, such as by candidates that they
             share; from three seeds on, the seeds tell it themselves.
     """
     sign = 1 if describe_metric(metric).higher_is_better else -1
-    differences = {}
-    for unit, value in values.items():
-        if unit in control:
-            differences[unit] = sign * float(statistics.subtract_scores(value, control[unit]))
+    pairs = subtract_pairs(metric, values, control, exact)
+    differences = {unit: sign * difference for unit, difference in pairs.items()}
     if not differences:
         return None
     num_seeds = len({seed for _, seed in differences})
