@@ -23,7 +23,7 @@ from clients.mods import defend_payload
 from clients.participation import select_examples, silent_reply
 from fedsim.base.errors import FedsimError, ends_training, error_reason, first_line, is_memory_error
 from fedsim.base.process_defaults import protect_defaults
-from fedsim.base.randomness import use_one_thread
+from fedsim.base.randomness import seed_globals, use_one_thread
 from fedsim.federation.engines.arrays import fill_record, make_record, read_state
 from fedsim.federation.engines.cohort import COHORT_MESSAGE_TYPE, ORDER_RECORD, error_reply
 from fedsim.federation.engines.lent_experiments import find_experiment
@@ -281,7 +281,9 @@ def evaluate_client(message: Message, context: Context) -> Message:
     state = experiment.algorithm.personalise_model(
         algorithm_memory.complete_model(shared_model), algorithm_memory.memory
     )
-    metrics = evaluate(model, state, inputs, labels.to(device), experiment.dataset.task.loss)
+    # Some networks draw in evaluation, too, as by a dropout that is always on.
+    with seed_globals(experiment.seed, "evaluation", client):
+        metrics = evaluate(model, state, inputs, labels.to(device), experiment.dataset.task.loss)
     record = MetricRecord({"num-examples": len(labels), **metrics})
     return Message(RecordDict({"metrics": record}), reply_to=message)
 

@@ -388,9 +388,9 @@ def _note_failures(replies: Iterable[Message], number: int, failed: set[int]) ->
             failed.add(client)
             reasons.setdefault(reply.error.reason or "no reason given", []).append(client)
         yield reply
+    _warn_of_failures(number, reasons)
     example = "none was sampled"
     for why, clients in reasons.items():
-        log.warning("round %d, %s: %s", number, _list_clients(clients), why)
         example = f"client {clients[-1]}: {why}"
     all_silent = reasons.keys() == {straggler_reason(number)}
     if len(failed) == count and (number == 1 or not all_silent):
@@ -400,6 +400,12 @@ def _note_failures(replies: Iterable[Message], number: int, failed: set[int]) ->
             else "the rounds before it are kept, fix the cause and resume the run"
         )
         raise RunError(f"round {number}: all {count} clients failed ({example}); {remedy}")
+
+
+def _warn_of_failures(number: int, clients_by_reason: Mapping[str, list[int]], what: str = "") -> None:
+    """Log each reason for which clients failed once; `what` they did stands before it."""
+    for why, clients in clients_by_reason.items():
+        log.warning("round %d, %s: %s%s", number, _list_clients(clients), what, why)
 
 
 def _list_clients(clients: list[int]) -> str:
@@ -425,11 +431,15 @@ def _evaluate(
         # Under secure aggregation, nothing of a single client may reach the strategy.
         if experiment.config.secure_aggregation is None:
             strategy.aggregate_evaluate(number, replies)
+        reasons: dict[str, list[int]] = {}
         for reply in replies:
-            if reply.has_content():
-                metrics = dict(reply.content.metric_records["metrics"])
-                client_row = {"round": number, "client": reply.metadata.src_node_id}
-                rows.append(client_row | {"num_examples": metrics.pop("num-examples")} | metrics)
+            client = reply.metadata.src_node_id
+            if reply.has_error():
+                reasons.setdefault(reply.error.reason or "no reason given", []).append(client)
+                continue
+            metrics = dict(reply.content.metric_records["metrics"])
+            rows.append({"round": number, "client": client, "num_examples": metrics.pop("num-examples")} | metrics)
+        _warn_of_failures(number, reasons, "evaluation failed, so no row of metrics.csv: ")
     if experiment.algorithm.personal:
         for row in rows:
             row["model"] = _SHARED if row["client"] == "server" else _PERSONAL

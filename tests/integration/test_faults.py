@@ -62,6 +62,27 @@ class Broken:
         return Net(64, task.outputs)
 
 @dataclass(frozen=True, kw_only=True)
+class Untestable:
+    """A network that falls over where a client tests it on the rare label's image."""
+    def build(self, task):
+        rare = Digits().load(None).train.inputs()[100].flatten()
+        class Net(nn.Linear):
+            def forward(self, x):
+                if not self.training and (x.flatten(1) == rare).all(1).any():
+                    raise IndexError("nobody told me of class 10")
+                return super().forward(x.flatten(1))
+        return Net(64, task.outputs)
+
+@dataclass(frozen=True, kw_only=True)
+class AlwaysDrops:
+    """A network whose dropout is on in evaluation, too, as `functional.dropout` is by default."""
+    def build(self, task):
+        class Net(nn.Linear):
+            def forward(self, x):
+                return super().forward(nn.functional.dropout(x.flatten(1)))
+        return Net(64, task.outputs)
+
+@dataclass(frozen=True, kw_only=True)
 class Nan(Defense):
     """Breaks the updates of about half of the clients."""
     paper = PAPER
@@ -155,6 +176,36 @@ def test_an_update_that_is_no_number_never_reaches_the_aggregate(tmp_path: Path)
     for update in transcript.updates():
         for tensor in (*update.before.values(), *update.after.values()):
             assert torch.isfinite(tensor).all()
+
+
+def test_a_client_that_cannot_test_the_model_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = make_tiny_config(
+        data={"name": "digits", "standardise": False},
+        model={"name": "faulty_plugins:Untestable"},
+        partition={"samples_per_client": None, "test_fraction": 0.95},
+        federation={"rounds": 1},
+    )
+    rows = read_rows(run_serial(config, tmp_path / "run").metrics)
+    tested = {row["client"] for row in rows} - {"server"}
+    (missing,) = {"0", "1", "2", "3"} - tested
+    assert f"round 1, client {missing}: evaluation failed" in caplog.text
+    assert "IndexError: nobody told me of class 10" in caplog.text
+
+
+def test_what_a_client_draws_in_evaluation_does_not_depend_on_who_else_evaluates(tmp_path: Path) -> None:
+    metrics = []
+    for fraction in (1.0, 0.5):
+        config = make_tiny_config(
+            model={"name": "faulty_plugins:AlwaysDrops"},
+            partition={"test_fraction": 0.5},
+            strategy={"fraction_evaluate": fraction},
+            federation={"rounds": 1},
+        )
+        rows = read_rows(run_serial(config, tmp_path / str(fraction)).metrics)
+        metrics.append({row["client"]: row["loss"] for row in rows if row["client"] != "server"})
+    every, half = metrics
+    assert len(half) == 2
+    assert half.items() <= every.items()
 
 
 # All clients fail.
