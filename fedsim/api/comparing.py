@@ -11,7 +11,7 @@ from fedsim.api.runs import Report
 from fedsim.audit.finding_files import read_facts
 from fedsim.base.errors import ConfigError, FedsimError, RunError
 from fedsim.federation.open_run import OpenRun
-from fedsim.federation.run_folder import RunFolder, read_metrics
+from fedsim.federation.run_folder import RunFolder, is_of_shared_model, read_metrics
 from fedsim.federation.settings import flat_settings, flatten_tables
 from fedsim.plugins.code_hashes import UNREADABLE
 from fedsim.recording.recording_folder import find_run
@@ -44,7 +44,8 @@ class ComparedRun:
         code: by name of a plug-in of another package, hashes of the code that it had in the run.
         scores: the rows of its `scores.csv`.
         quality: by round, what the server measured of the model: its accuracy, or its loss where that is all there is.
-        measured: which of the two; empty where the server measured nothing.
+        measured: which of the two, and whether of models that clients have of their own; empty where nothing was
+            measured.
     """
 
     name: str
@@ -263,7 +264,7 @@ def _quality(folder: RunFolder) -> tuple[str, dict[int, float]]:
     rows = [row for row in read_metrics(folder) if row["client"] == SERVER]
     for name in ("accuracy", "loss"):
         if values := {int(row["round"]): float(row[name]) for row in rows if row.get(name)}:
-            return name, values
+            return (name if all(map(is_of_shared_model, rows)) else f"{name} of the clients' own models"), values
     return "", {}
 
 

@@ -266,6 +266,14 @@ def read_metrics(folder: RunFolder) -> list[dict[str, str]]:
     return read_rows(folder.metrics, ("client",), numbers, ("round",))
 
 
+def is_of_shared_model(row: Mapping[str, str]) -> bool:
+    """Return whether a row of `metrics.csv` says what the server measured of a model that all clients share.
+
+    The mean of models that clients have of their own, each on what it holds out, compares with no such figure.
+    """
+    return row["client"] == "server" and row.get("model") != "personal"
+
+
 def read_refusals(folder: RunFolder) -> dict[str, str]:
     """Read `refused.csv`: by title, the sentence why an attack was not made."""
     return {row["attack"]: row["why"] for row in read_rows(folder.refusals, ("attack", "why"))}

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from fedsim.recording.clear_text import count_examples
 from fedsim.recording.messages import RecordedExchange, RecordedMessage, read_messages
@@ -17,6 +18,8 @@ _ACCURACY_NAMES = re.compile(
     r"((eval|evaluation|val|valid|validation|test|centralized|distributed)[-_ ]?)?acc(uracy)?", re.IGNORECASE
 )
 _PERCENT = 100.0
+_ROUNDING = 1e-6
+"""By how much a share may be above 1, as a sum of rounded weights is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,25 +42,33 @@ class ReportedAccuracy:
 
 
 def read_reported_accuracy(folder: Path) -> ReportedAccuracy | None:
-    """Return the accuracy that clients reported last; None where none reported any.
+    """Return the accuracy that clients reported last; None where none reported any, or one several of several models.
 
     Values above 1 anywhere in a recording are percentages, and so are all others there.
     """
-    last: list[tuple[float, int]] = []
-    last_round, largest = 0, 0.0
+    last: list[_Report] = []
+    last_exchange = ("", 0)
+    largest = 0.0
     for exchange in read_messages(folder):
-        reports = list(_read_reports(exchange))
-        if reports:
-            last, last_round = reports, exchange.round
-            largest = max(largest, *(value for value, _ in reports))
-    if not last or largest > _PERCENT:
+        if not (reports := list(_read_reports(exchange))):
+            continue
+        # A server may ask one client after another in a round.
+        is_next = exchange.round > 0 and last_exchange == (exchange.kind, exchange.round)
+        goes_on = is_next and not {report.client for report in reports} & {report.client for report in last}
+        last = [*last, *reports] if goes_on else reports
+        last_exchange = exchange.kind, exchange.round
+        largest = max(largest, *(report.accuracy for report in reports))
+    if not last or largest > _PERCENT or len({report.client for report in last}) < len(last):
         return None
-    scale = _PERCENT if largest > 1 else 1.0
-    counts = [count for _, count in last]
+    scale = _PERCENT if largest > 1 + _ROUNDING else 1.0
+    counts = [report.examples for report in last]
     weights = counts if all(counts) else [1] * len(last)
-    mean = math.fsum(value * weight for (value, _), weight in zip(last, weights, strict=True)) / sum(weights)
+    mean = math.fsum(report.accuracy * weight for report, weight in zip(last, weights, strict=True)) / sum(weights)
     return ReportedAccuracy(
-        accuracy=mean / scale, clients=len(last), examples=sum(counts) if all(counts) else 0, round=last_round
+        accuracy=min(mean / scale, 1.0),
+        clients=len(last),
+        examples=sum(counts) if all(counts) else 0,
+        round=last_exchange[1],
     )
 
 
@@ -73,14 +84,22 @@ def describe_tested_examples(tested: int, trained: int) -> str:
     )
 
 
-def _read_reports(exchange: RecordedExchange) -> Iterator[tuple[float, int]]:
-    """Yield the accuracy of each reply to an evaluation that has one, and its number of examples."""
+class _Report(NamedTuple):
+    """Accuracy as a client reported it, and its number of examples."""
+
+    client: int
+    accuracy: float
+    examples: int
+
+
+def _read_reports(exchange: RecordedExchange) -> Iterator[_Report]:
+    """Yield what each reply to an evaluation reports that has an accuracy."""
     if exchange.kind.partition(".")[0] != EVALUATION_KIND:
         return
     for reply in exchange.replies:
         value = _find_accuracy(reply)
         if value is not None:
-            yield value, count_examples(reply)
+            yield _Report(reply.client, value, count_examples(reply))
 
 
 def _find_accuracy(reply: RecordedMessage) -> float | None:

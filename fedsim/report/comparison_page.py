@@ -76,7 +76,7 @@ def _quality_charts(columns: Sequence[RunColumn]) -> list[Any]:
             if column.measured == measured:
                 x, y = list(column.quality), list(column.quality.values())
                 lines.append(Curve(name=column.name, look=Look(number), x=x, y=y))
-        title = f"{measured} of the model".capitalize()
+        title = (measured if " of " in measured else f"{measured} of the model").capitalize()
         charts.append(draw_curves(title, lines, xlabel="round", ylabel=measured, legend=True))
     return charts
 

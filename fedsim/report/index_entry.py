@@ -21,7 +21,7 @@ class IndexEntry:
         time: seconds since 1970 when it was begun.
         training: E or T, and B.
         sentence: what leaked, as its page says first.
-        accuracy: that of the server's last evaluation; of a sweep, the best of all cells.
+        accuracy: that of the shared model at the server's last evaluation; of a sweep, the best of all cells.
         no_learning: why its model counts as one that has not learnt.
         state: `FINISHED`, `FAILED`, `UNFINISHED` or `RUNNING`.
     """

@@ -22,7 +22,7 @@ from fedsim.federation.config import Config
 from fedsim.federation.failed_attacks import FailedAttack, read_failed_attacks
 from fedsim.federation.integrity import explain_missing_manifest
 from fedsim.federation.open_run import OpenRun
-from fedsim.federation.run_folder import read_metrics, read_refusals
+from fedsim.federation.run_folder import is_of_shared_model, read_metrics, read_refusals
 from fedsim.plugins import registry
 from fedsim.recording.manifest import MANIFEST_FILE, Manifest
 from fedsim.recording.sealed_files import read_header
@@ -167,7 +167,7 @@ def _describe_learning(folder: OpenRun, noted: Manifest, entry: IndexEntry) -> N
     rows = read_metrics(folder)
     entry.no_learning = examine_learning(folder, rows).sentence
     for row in rows:  # the last evaluation counts
-        if row["client"] == "server" and row["accuracy"]:
+        if is_of_shared_model(row) and row["accuracy"]:
             entry.accuracy, entry.guess = float(row["accuracy"]), float(row["guess"] or "nan")
 
 

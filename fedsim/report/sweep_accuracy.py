@@ -35,10 +35,14 @@ def _accuracies(rows: Iterable[Row], column: str) -> dict[Unit, str]:
 
 
 def describe_mean_accuracy(rows: Sequence[Row]) -> str:
-    """Format the mean accuracy over seeds with its interval, or with both values of two seeds."""
+    """Format the mean accuracy over seeds with its interval, or with both values of two seeds.
+
+    Where clients share no whole model, it is the mean of what attacked clients get by the models that they use.
+    """
     (mean, low, high), seeds = accuracy(rows)
     if not seeds:
-        return ""
+        accuracies = list(map(float, _accuracies(rows, "client_accuracy").values()))
+        return f"of the attacked clients {100 * math.fsum(accuracies) / len(accuracies):.1f} %" if accuracies else ""
     text = f"{100 * mean:.1f} %"
     if seeds >= MIN_SEEDS and math.isfinite(low):
         return f"{text} ({100 * low:.1f} to {100 * high:.1f} %, {seeds} seeds)"

@@ -11,7 +11,7 @@ from fedsim.audit.finding_files import read_facts
 from fedsim.audit.plan import ADAPTIVE, AttackJob
 from fedsim.audit.scores import SCORE_COLUMNS, read_score_rows
 from fedsim.federation.open_run import OpenRun
-from fedsim.federation.run_folder import RunFolder, read_ledger, read_metrics
+from fedsim.federation.run_folder import RunFolder, is_of_shared_model, read_ledger, read_metrics
 from fedsim.privacy.ledger import is_central, is_shared_noise, spending_by_client
 from fedsim.recording.adversary_role import AdversaryRole
 from fedsim.recording.messages import MESSAGES_FOLDER
@@ -40,7 +40,7 @@ def sweep_rows(
     """
     federation = {**_final_accuracy(folder), "bytes": _mean_bytes(folder.recording)}
     proved, measured = _proved_epsilons(folder, role), _measured_epsilons(folder)
-    accuracies = {row["client"]: row["accuracy"] for row in read_metrics(folder) if _clear_nan(row["accuracy"])}
+    accuracies = _last_accuracies(folder)
     seconds = _attack_seconds(folder)
     scored = read_score_rows(folder.scores)
     if variants is not None:
@@ -88,13 +88,19 @@ def _clear_nan(text: str) -> str:
 def _final_accuracy(folder: RunFolder) -> dict[str, str]:
     """Return the accuracy of the global model at its last evaluation, what a guess gets, and the number of examples."""
     for row in reversed(read_metrics(folder)):
-        if row["client"] == "server" and _clear_nan(row["accuracy"]):
+        if is_of_shared_model(row) and _clear_nan(row["accuracy"]):
             return {"accuracy": row["accuracy"], "guess": row.get("guess", ""), "num_evaluated": row["num_examples"]}
     reported = read_reported_accuracy(folder.path / MESSAGES_FOLDER) if folder.app.is_file() else None
     if reported is not None:  # by the clients of a Flower app
         count = str(reported.examples) if reported.examples else ""
         return {"accuracy": str(reported.accuracy), "guess": "", "num_evaluated": count}
     return {"accuracy": "", "guess": "", "num_evaluated": ""}
+
+
+def _last_accuracies(folder: RunFolder) -> dict[str, str]:
+    """Return the accuracy by client in the last evaluation; clients that only earlier ones asked have none."""
+    rows = [row for row in read_metrics(folder) if _clear_nan(row["accuracy"])]
+    return {row["client"]: row["accuracy"] for row in rows if row["round"] == rows[-1]["round"]}
 
 
 def _mean_bytes(transcript: Transcript) -> str:

@@ -50,8 +50,9 @@ where there is none; where the attack failed on a victim, or its finding could n
 `lower`, from the adversary's point of view; `examples` is the number of examples, records or
 candidates that the score is about; `doubt` is why it may say less or more than it seems to; `accuracy`
 is that of the federation's last evaluation, in [0, 1], on `num_evaluated` test examples, of which
-`guess` is the share of the most frequent class; `client_accuracy` is that on the examples which the
-victim holds out; `proved_epsilon` is the smallest epsilon
+`guess` is the share of the most frequent class, empty where clients share no whole model;
+`client_accuracy` is that of the model that the victim uses, on the examples which it holds out, empty
+where the last evaluation did not ask it; `proved_epsilon` is the smallest epsilon
 that a defense of the victim proves after the last round, infinite where it proves none, empty
 without such a defense, or where it is not proved against who attacks; `measured_epsilon` is the
 largest lower bound by canaries; `bytes` is the mean size of a client's message in a round; `seconds`

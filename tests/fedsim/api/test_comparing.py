@@ -54,6 +54,20 @@ def test_settings_and_accuracy_stand_side_by_side(folder: Path) -> None:
     assert (found.quality["plain"] != found.quality["noisy"]).any()
 
 
+def test_models_that_clients_have_of_their_own_are_not_taken_for_a_shared_one(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = {**EXPERIMENT, "algorithm": {"name": "fedper"}, "adversary": {"when": "never"}, "attack": []}
+    fedsim.run(own, tmp_path / "own", set={"partition.samples_per_client": 20})
+    compare([folder / "plain", tmp_path / "own"], out=tmp_path / "page.html")
+    text = capsys.readouterr().out
+    assert "plain: accuracy 0." in text
+    assert "own: accuracy of the clients' own models " in text
+    page = (tmp_path / "page.html").read_text()
+    assert "Accuracy of the model" in page
+    assert "Accuracy of the clients' own models" in page or "Accuracy of the clients&#39; own models" in page
+
+
 def test_settings_are_named_in_full(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -46,6 +46,37 @@ def test_percentages_are_told_by_any_value_above_1(tmp_path: Path) -> None:
     assert reported.accuracy == pytest.approx(0.005)
 
 
+def test_a_share_of_rounded_weights_is_no_percentage(tmp_path: Path) -> None:
+    write_evaluation(tmp_path, {"num-examples": 10, "accuracy": 1.0000000000000002})
+    assert read_reported_accuracy(tmp_path) == ReportedAccuracy(accuracy=1.0, clients=1, examples=10, round=1)
+
+
+def test_clients_that_are_asked_one_by_one_are_all_counted(tmp_path: Path) -> None:
+    for number, (client, accuracy) in enumerate([(0, 0.9), (1, 0.8), (0, 0.5), (1, 0.1)], 1):
+        metrics = {"metrics": {"num-examples": 10, "accuracy": accuracy}}
+        reply = RecordedMessage(node=client, client=client, metrics=metrics)
+        write_messages(
+            tmp_path,
+            RecordedExchange(
+                number=number, kind="evaluate", round=(number + 1) // 2, recorded_as=0, sent=[], replies=[reply]
+            ),
+        )
+    assert read_reported_accuracy(tmp_path) == ReportedAccuracy(
+        accuracy=pytest.approx(0.3), clients=2, examples=20, round=2
+    )
+
+
+def test_several_models_of_a_client_have_no_common_accuracy(tmp_path: Path) -> None:
+    replies = []
+    for client, accuracy in [(0, 0.9), (0, 0.2), (1, 0.3), (1, 0.8)]:
+        metrics = {"metrics": {"num-examples": 10, "accuracy": accuracy}}
+        replies.append(RecordedMessage(node=client, client=client, metrics=metrics))
+    write_messages(
+        tmp_path, RecordedExchange(number=1, kind="evaluate", round=1, recorded_as=0, sent=[], replies=replies)
+    )
+    assert read_reported_accuracy(tmp_path) is None
+
+
 def test_of_flowers_legacy_clients_it_is_among_the_config(tmp_path: Path) -> None:
     reply = RecordedMessage(
         node=1,

@@ -227,6 +227,8 @@ def test_accuracy_is_paired_by_seed_and_by_client() -> None:
     row = row_of(answer(held_out, defended), "noise")
     assert row.accuracy_change == "-10.0 points; of the attacked clients -5.5 ± 2.5 points"
     assert row.accuracy == "80.0 % (1 seed)"
+    unshared = with_accuracies(make_rows(LEAKING), clients, accuracy="")
+    assert answer(unshared).rows[0].accuracy == "of the attacked clients 55.0 %"
 
 
 def test_why_there_is_no_control_is_said() -> None:
