@@ -10,7 +10,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
@@ -139,8 +139,18 @@ def check_readable(path: Path) -> None:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON from an untrusted file; a huge integer, which would be slow to parse, is refused."""
-    return json.loads(text, parse_int=_parse_integer)
+    """Parse JSON from an untrusted file; repeated keys, and huge integers, which are slow to parse, are refused."""
+    return json.loads(text, parse_int=_parse_integer, object_pairs_hook=join_pairs)
+
+
+def join_pairs(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object as a dict; a key that stands twice, of which a dict keeps the last, is refused."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        keys = [key for key, _ in pairs]
+        repeated = next(key for number, key in enumerate(keys) if key in keys[:number])
+        raise ValueError(f"an object has the key '{repeated}' twice")
+    return content
 
 
 def _parse_integer(digits: str) -> int:

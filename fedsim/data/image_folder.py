@@ -143,6 +143,8 @@ class ImageFolder(CheckedSettings):
                         f"{path}: is {original.width} x {original.height} pixels, and {width} x {height} once resized, "
                         f"expected at most {_MAX_PIXELS}; make it smaller or take it out of the folder"
                     )
+                if getattr(original, "is_animated", False) and original.format != "MPO":  # a photo and its preview
+                    _warn_of_frames()
                 image = _convert_to_rgb(original, path)
         except DataError:
             raise
@@ -179,6 +181,11 @@ def _convert_to_rgb(image: Image.Image, path: Path) -> Image.Image:
 
 
 @cache  # once a process
+def _warn_of_frames() -> None:
+    log.warning("data: of images with several frames or pages, only the first is read; save each as an image")
+
+
+@cache
 def _warn_of_transparency() -> None:
     log.warning("data: what is transparent in images is laid over white")
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.base.errors import DataError
+from fedsim.base.files import join_pairs
 
 LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """LEAF's 80 characters for its Shakespeare task, in its order."""
@@ -147,11 +148,11 @@ class LeafFiles:
 def _read_users(path: Path) -> Iterator[_UserExamples]:
     """Yield the examples of each user in a file that has any."""
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes(), object_pairs_hook=join_pairs)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); fix its permissions") from error
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: is no JSON text, or not all of it ({error}); get the file again") from error
+        raise DataError(f"{path}: is no JSON text, or not as LEAF writes it ({error}); get the file again") from error
     kinds = {"users": list, "num_samples": list, "user_data": dict}
     for key, kind in kinds.items():
         if not isinstance(content, dict) or not isinstance(content.get(key), kind):

@@ -258,7 +258,7 @@ def choose_test_rows(table: pd.DataFrame, fraction: float) -> NDArray[np.bool_]:
         digest = hashlib.blake2b("\x1f".join(row).encode(), digest_size=8).digest()
         hashes.append(int.from_bytes(digest, "big"))
     order = np.argsort(np.array(hashes, np.uint64), kind="stable")
-    count = min(math.ceil(len(table) * fraction), len(table) - 1)
+    count = min(math.ceil(round(len(table) * fraction, 9)), len(table) - 1)
     is_test = np.zeros(len(table), np.bool_)
     is_test[order[:count]] = True
     return is_test

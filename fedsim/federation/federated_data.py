@@ -98,7 +98,8 @@ class FederatedData:
     def _held_out_counts(self) -> Indices:
         """Count the examples that each client holds out."""
         fraction = self.test_fraction if self.clients_hold_out else 0.0
-        counts: Indices = np.ceil(self._share_sizes * fraction).astype(np.int64)
+        # Rounded first, or 0.07 of 100 examples would be 7.000000000000001 of them, which is 8.
+        counts: Indices = np.ceil((self._share_sizes * fraction).round(9)).astype(np.int64)
         return counts
 
     @cached_property

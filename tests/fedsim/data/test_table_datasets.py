@@ -305,6 +305,11 @@ def test_test_values_stay_within_the_range_of_training_and_a_constant_column_is_
     assert dataset.column("b").values(inputs).tolist() == [7.0] * 54
 
 
+def test_a_share_of_all_rows_is_not_rounded_up_by_a_rounding_error(tmp_path: Path) -> None:
+    text = "a,y\n" + "".join(f"{n},{n % 2}\n" for n in range(100))
+    assert len(csv(tmp_path, text, target="y", drop=(), test_fraction=0.07).test) == 7
+
+
 def test_classes_that_are_numbers_are_sorted_by_size(tmp_path: Path) -> None:
     text = "a,y\n" + "".join(f"{n},{n % 12}\n" for n in range(60))
     assert csv(tmp_path, text, target="y", drop=()).class_names == tuple(map(str, range(12)))

@@ -119,7 +119,7 @@ def user(x: Any, y: Any) -> str:
 
 
 BAD: dict[str, tuple[str, str]] = {
-    "truncated": (json.dumps(content(NUMBERS))[:-30], "is no JSON text, or not all of it"),
+    "truncated": (json.dumps(content(NUMBERS))[:-30], "is no JSON text, or not as LEAF writes it"),
     "not an object": ("[1, 2]", "has no users, expected what LEAF writes"),
     "no user_data": (broken(user_data=None), "has no user_data, expected what LEAF writes"),
     "user without data": (broken(users=["ann", "bob", "dan"], num_samples=[2, 1, 1]), "user 'dan' has no user_data"),
@@ -144,8 +144,13 @@ BAD: dict[str, tuple[str, str]] = {
     "astronomical": (user([[1, 2], [1, 10**400]], [0, 1]), "user 'ann': x holds something that is not a number"),
     "large label": (user([[1, 2], [1, 1]], [0, 10**30]), "user 'ann': y is 10*, expected a class"),
     "listed twice": (broken(users=["ann", "ann"]), "names user 'ann' twice, whose examples would count twice"),
+    "data listed twice": (
+        '{"users": ["ann"], "num_samples": [1], "user_data": '
+        '{"ann": {"x": [[1, 2]], "y": [0]}, "ann": {"x": [[3, 4]], "y": [1]}}}',
+        "an object has the key 'ann' twice",
+    ),
     "true label": (user([[1, 2], [1, 1]], [0, True]), "user 'ann': y is True, expected a class"),
-    "deep": ("[" * 100_000, "is no JSON text, or not all of it"),
+    "deep": ("[" * 100_000, "is no JSON text, or not as LEAF writes it"),
     "numbered user": (broken(users=[1, 2]), "users holds 1, expected names in quotes"),
     "bare data": (broken(users=["a"], num_samples=[1], user_data={"a": [1]}), "user 'a': has no list x"),
     "half": (user([[1, 2], [1, 1]], [0, 1.5]), "user 'ann': y is 1.5, expected a class, a whole number"),

@@ -171,6 +171,11 @@ def test_each_client_gets_the_same_number_give_or_take_one(digits: Dataset) -> N
     assert max(shares) - min(shares) <= 1
 
 
+def test_a_share_of_all_examples_is_not_rounded_up_by_a_rounding_error(digits: Dataset) -> None:
+    data = shared(digits, clients=57, test_fraction=0.28)  # 0.28 * 25 is 7.000000000000001
+    assert {len(train) + len(test): len(test) for train, test in splits(data)} == {25: 7, 26: 8}
+
+
 def test_no_example_is_held_by_two_clients_or_both_trained_and_tested_on(digits: Dataset) -> None:
     data = shared(digits, partition=Dirichlet(alpha=0.5), test_fraction=0.25)
     indices = np.concatenate([part for split in splits(data) for part in split])

@@ -441,6 +441,7 @@ def test_indices_are_read_from_json_and_safetensors(
         ('{"0": [1]}', ConfigError, "expected the clients 0 to 1 .*'1' is missing"),
         ('{"0": [1], "1": [2], "2": [3]}', ConfigError, "'2' is too much"),
         ('{"0": [1], "01": [2]}', ConfigError, "'01' is too much"),
+        ('{"0": [1], "1": [2], "0": [3]}', DataError, "an object has the key '0' twice"),
         ('{"0": [1], "1": []}', DataError, "client 1: expected a list of at least one whole number"),
         ('{"0": [1], "1": 2}', DataError, "client 1: expected a list"),
         ('{"0": [1], "1": null}', DataError, "client 1: expected a list"),
