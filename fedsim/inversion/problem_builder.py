@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedsim.base.errors import AttackError
 from fedsim.base.loss_term import add_model_term
@@ -147,10 +148,18 @@ def _frozen_names(
 ) -> list[str]:
     """List the parameters that are not trained and did not change: there is nothing to match.
 
-    Those that did not change under weight decay are not used by the model, and optimizers leave them alone.
+    Those that did not change under weight decay are not used by the model, and optimizers leave them alone. Where no
+    scale and no shift of any BatchNorm layer changed, clients do not train them.
     """
-    parameters = [(name, parameter) for name, parameter in model.named_parameters() if name in before]
-    untrained = [name for name, parameter in parameters if not parameter.requires_grad or knowledge.weight_decay]
-    if gradient is not None:
-        return [name for name in untrained if not gradient[name].any()]
-    return [name for name in untrained if torch.equal(before[name], after[name])]
+
+    def is_unmoved(name: str) -> bool:
+        return torch.equal(before[name], after[name]) if gradient is None else not gradient[name].any()
+
+    parameters = {name: parameter for name, parameter in model.named_parameters() if name in before}
+    layers = [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
+    norm_names = [f"{layer}.{kind}".removeprefix(".") for layer in layers for kind in ("weight", "bias")]
+    norm_names = [name for name in norm_names if name in parameters]
+    untrained = {name for name, value in parameters.items() if not value.requires_grad or knowledge.weight_decay}
+    if all(map(is_unmoved, norm_names)):
+        untrained.update(norm_names)
+    return [name for name in parameters if name in untrained and is_unmoved(name)]

@@ -377,8 +377,9 @@ def used_state() -> dict[str, Tensor]:
 
 
 @pytest.mark.usefixtures("start_from_the_truth")
-def test_frozen_batch_norm_with_shared_buffers_is_matched_exactly(record: Record) -> None:
-    update = trained(with_batch_norm, before=used_state(), batch_norm="eval")
+@pytest.mark.parametrize("batch_norm", ["eval", "frozen"])
+def test_batch_norm_by_shared_buffers_is_matched_exactly(record: Record, batch_norm: str) -> None:
+    update = trained(with_batch_norm, before=used_state(), batch_norm=batch_norm)
     knowledge = dataclasses.replace(KNOWN, model=with_batch_norm)
     assert abs(run(InvertingGradients(iterations=1), record(update), knowledge).trace["l_sim"][0].item()) < 1e-4
 
