@@ -193,3 +193,16 @@ def test_a_client_that_was_silent_in_all_rounds_is_refused_before_work(tmp_path:
     [silent, *_] = set(range(4)) - set(there)
     with pytest.raises(ConfigError, match=f"adversary.victims: client {silent} is not recorded; recorded: "):
         open_audit(run.path, spec(HELD_OUT, 20, ATTACKS, [there[0], silent])).run()
+
+
+def test_writers_who_differ_in_more_than_membership_are_doubted(tmp_path: Path) -> None:
+    writers = RUN | {
+        "data": {"name": "handwriting"},
+        "partition": {"name": "natural", "test_fraction": 0.5},
+        "federation": {"clients": 12, "rounds": 1, "evaluate_every": 100},
+        "training": {"local_steps": 1, "local_epochs": None, "learning_rate": 1e-7},
+    }
+    folder = run_serial(make_tiny_config(**writers), tmp_path)
+    audit = open_audit(folder.path, spec(HELD_OUT, 1000, ("membership-loss",), victims=[2]))
+    assert audit.run() == []
+    assert {row["doubt"].partition(":")[0] for row in audit.score()} == {"membership-loss, client 2"}

@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedsim.audit.evaluation.candidate_kinds import doubt_candidates
 from fedsim.audit.evaluation.case import Case
 from fedsim.audit.evaluation.display import Display, RocCurve
 from fedsim.audit.evaluation.evaluator import (
@@ -23,6 +24,7 @@ from fedsim.audit.evaluation.evaluator import (
 from fedsim.audit.evaluation.score import Score
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.errors import DataError
+from fedsim.federation.candidates import CandidateRecords
 from fedsim.interfaces.findings import Membership
 from fedsim.interfaces.knowledge import NON_MEMBER_SOURCES
 from fedsim.interfaces.metric import Evidence, Metric
@@ -130,30 +132,33 @@ class MembershipEvaluator(Evaluator[Membership]):
             UnknownTruthError: no truth file is named for the client of a recording made elsewhere, or the candidates
                 were not drawn from truth files.
         """
+        drawn = self._draw_candidates(finding, about, case)
+        return Truth(data=drawn.members[:, None].float(), labels=drawn.members.long())
+
+    def _draw_candidates(self, finding: Membership, about: FindingMetadata, case: Case) -> CandidateRecords:
+        """Draw the candidates that the finding scores once more."""
         clients = group_members(about) or (int(about["victim"]),)
         granted = about.get("knowledge") or {}
         if granted.get("candidates") not in NON_MEMBER_SOURCES:  # somebody passed records of their own
             case.require_experiment()
         non_members, count = str(granted.get("candidates")), len(finding.scores)
         drawn = case.draw_candidates(clients, non_members, count)
-        is_member = drawn.members
-        if len(is_member) != count:
+        if len(drawn.members) != count:
             raise DataError(
-                f"truth: the attack scores {count} candidates, but there are {len(is_member)}; attack again"
+                f"truth: the attack scores {count} candidates, but there are {len(drawn.members)}; attack again"
             )
         if case.is_described_by_file and about.get(CANDIDATES_DIGEST) != drawn.digest:
             raise DataError(
                 "truth: the attack scores other candidates than those that the truth files hold now; attack again"
             )
-        return Truth(data=is_member[:, None].float(), labels=is_member.long())
+        return drawn
 
     def judge(self, finding: Membership, about: FindingMetadata, context: EvaluationContext) -> Judgement:
         """Score a membership inference, see `score_membership`."""
-        truth = self.truth(finding, about, context.case)
-        return Judgement(
-            scores=score_membership(finding.scores, truth.labels.bool()),
-            examples=len(finding.scores),
-        )
+        drawn = self._draw_candidates(finding, about, context.case)
+        scores = score_membership(finding.scores, drawn.members)
+        doubt_candidates(drawn, f"{about['attack']}, client {about['victim']}")
+        return Judgement(scores=scores, examples=len(finding.scores))
 
     def show(self, finding: Membership, truth: Truth | None, tokens: Sequence[str], metric: str) -> Display:
         """Display the ROC curve."""
