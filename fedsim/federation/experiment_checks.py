@@ -18,6 +18,7 @@ from fedsim.federation.central_privacy import check_central_privacy, check_serve
 from fedsim.federation.distributed_privacy import check_distributed_privacy
 from fedsim.federation.overlap import describe_tested_records
 from fedsim.federation.recipe_checks import check_recipe
+from fedsim.federation.strategy_checks import check_client_rates
 from fedsim.federation.table import PluginTable
 from fedsim.interfaces.defense import Defense, overrides
 from fedsim.interfaces.defense_calls import apply_on_data
@@ -49,6 +50,7 @@ def check_experiment(experiment: Experiment) -> None:
     experiment.initial_state()
     # Check that the parts go together.
     check_algorithm(experiment, strategy)
+    check_client_rates(strategy, experiment.config.strategy.settings, experiment.training.learning_rate)
     _check_secure_aggregation(experiment, strategy)
     _check_federation_privacy(experiment, strategy)
     _check_defenses(experiment)

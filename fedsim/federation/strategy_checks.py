@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from typing import Any, Literal, cast, get_args
 
 from fedsim.base.errors import ConfigError, PluginError
+
+log = logging.getLogger(__name__)
 
 Sends = Literal["weights", "gradient"]
 MIN_CLIENT_KEYS = ("min_train_nodes", "min_evaluate_nodes", "min_available_nodes")
@@ -91,6 +94,29 @@ def _describe_expected(key: str, value: Any) -> str:
     if key in _REPLY_NAMES and value not in _REPLY_NAMES[key]:
         return " or ".join(f"'{name}'" for name in _REPLY_NAMES[key]) + ", as clients call it"
     return ""
+
+
+def check_client_rates(strategy: Any, settings: Mapping[str, Any], learning_rate: float) -> None:
+    """Check what Flower's strategies are told of the clients' learning rate, which they do not set.
+
+    Args:
+        settings: those of the file.
+        learning_rate: at which clients train.
+    """
+    if not type(strategy).__module__.startswith("flwr."):
+        return
+    if settings.get("eta_l", learning_rate) != learning_rate:
+        raise ConfigError(
+            f"strategy.eta_l: changes nothing, as clients train at training.learning_rate = {learning_rate:g}, got "
+            f"{settings['eta_l']:g}; leave it out"
+        )
+    if (told := settings.get("client_learning_rate", learning_rate)) != learning_rate:
+        log.warning(
+            "strategy.client_learning_rate: is %g, but clients train at training.learning_rate = %g; q-FedAvg weights "
+            "updates by the former, so set it to the latter",
+            told,
+            learning_rate,
+        )
 
 
 def sample_size(settings: Mapping[str, Any], clients: int) -> int:

@@ -21,6 +21,7 @@ _LEAST_MOVEMENT = 1e-5
 """Share of the norm of its weights by which a model moves at least where it learns; a trained head moves it more."""
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 """Ends of names of what moves without any training: the means of batch normalisation."""
+_VARIANCE = "running_var"
 _MODEL = "model/"
 """Begin of the names of the model's tensors in a checkpoint."""
 
@@ -35,6 +36,15 @@ def examine_learning(folder: OpenRun, rows: Sequence[Mapping[str, str]]) -> NoLe
         return _examine_reported(folder, find_reported_accuracy(folder))
     if not any(row.get("accuracy") or row.get("loss") for row in rows):
         return NoLearning()
+    losses = [row["loss"] for row in rows if row["client"] == "server" and row.get("loss")]
+    if losses and math.isnan(float(losses[-1])) and (name := _find_negative_variance(folder)):
+        return NoLearning(
+            sentence=(
+                f"The model cannot be evaluated: '{name}', the running variance of a BatchNorm layer, is below 0, as "
+                "noise makes it, or a strategy that steps along it as along weights; set "
+                'training.batch_norm_statistics to "withheld", or choose a model without such layers.'
+            )
+        )
     movement = math.nan
     with suppress(FedsimError):  # a damaged file is told of elsewhere
         movement = measure_movement(folder)
@@ -83,6 +93,17 @@ def measure_movement(folder: OpenRun) -> float:
             moved += float(((final - before) ** 2).sum())
             size += float((before**2).sum())
     return math.sqrt(moved / size) if size else math.nan
+
+
+def _find_negative_variance(folder: OpenRun) -> str:
+    """Return the name of a running variance of the last model that has a value below 0; empty where none has."""
+    with suppress(FedsimError):  # a damaged file is told of elsewhere
+        if folder.checkpoint.is_file():
+            _, arrays = read_sealed_file(folder.checkpoint)
+            for name, array in arrays.items():
+                if name.startswith(_MODEL) and name.endswith(_VARIANCE) and (array < 0).any():
+                    return name.removeprefix(_MODEL)
+    return ""
 
 
 def _examine_reported(folder: OpenRun, reported: ReportedAccuracy | None) -> NoLearning:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim.base.errors import FedsimError, PluginError
+from fedsim.base.errors import ConfigError, FedsimError, PluginError
 from fedsim.base.randomness import numpy_generator
 from fedsim.base.task import Task
 from fedsim.data import Dataset, Examples
@@ -22,6 +22,7 @@ from fedsim.federation.resolve import resolve
 from fedsim.federation.table_validation import validate_tables
 from fedsim.plugins import registry
 from fedsim.training.models.checks import check_network, limit_memory
+from tests.support.experiments import make_tiny_config
 
 ODD = [-1, 0, -0.5, 1.5, 50, 1 << 62, math.nan, math.inf, 1e30, True, "", "\0", "x", [], [-1], [math.nan], [True], {}]
 NEEDED = {
@@ -145,6 +146,18 @@ def test_an_odd_setting_of_a_strategy_is_named_or_makes_one(group: registry.Grou
         assert value in (0, 1.5, 50), (key, value)
         assert not isinstance(value, bool)
         assert strategy is not None
+
+
+def test_a_learning_rate_of_clients_that_a_strategy_does_not_set_is_refused_or_told_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    Experiment(resolve(make_tiny_config(strategy={"name": "fedadam", "eta_l": 0.1}))).check()
+    with pytest.raises(ConfigError, match=r"eta_l: changes nothing, as clients train at training.learning_rate = 0.1"):
+        Experiment(resolve(make_tiny_config(strategy={"name": "fedadam", "eta_l": 5.0}))).check()
+    Experiment(resolve(make_tiny_config(strategy={"name": "qfedavg", "client_learning_rate": 0.1}))).check()
+    assert not caplog.text
+    Experiment(resolve(make_tiny_config(strategy={"name": "qfedavg", "client_learning_rate": 0.5}))).check()
+    assert "strategy.client_learning_rate: is 0.5" in caplog.text
 
 
 TABLES = {

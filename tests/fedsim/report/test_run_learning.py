@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -48,6 +49,17 @@ def report_accuracy(run: OpenRun, accuracy: float, examples: int) -> None:
         run.path / "messages",
         RecordedExchange(number=1, kind="evaluate", round=1, recorded_as=0, sent=[], replies=[reply]),
     )
+
+
+def test_a_negative_variance_is_named_and_not_the_learning_rate(tmp_path: Path) -> None:
+    run = make_run(tmp_path, 0.1)
+    diverged = LEARNT | {"accuracy": "0.25", "loss": "nan"}
+    assert "try a smaller training.learning_rate" in examine_learning(run, [diverged]).sentence
+    variance = np.array([0.5, -0.1], np.float32)
+    write_sealed_file(run.checkpoint, {"round": 1}, {"model/norm.running_var": variance})
+    sentence = examine_learning(run, [diverged]).sentence
+    assert sentence.startswith("The model cannot be evaluated: 'norm.running_var', the running variance")
+    assert "learning_rate" not in sentence
 
 
 @pytest.mark.parametrize(("change", "remedy"), [(0.0, "larger steps"), (1e-6, "larger steps"), (1e-3, "")])
