@@ -298,7 +298,7 @@ class AttackFinding:
     Attributes:
         attack: its title.
         victim: the client that was attacked.
-        round: the round, or `first-last` for an attack on several.
+        round: the round; `1-3+7` or `1-5 by 2` for an attack on several.
         repeat: which of several random starts, from 0.
         finding: what the attack claims.
         about: everything else that is saved with it: settings, what was granted, seconds.

@@ -195,7 +195,7 @@ class FindingCache:
         """
         readers: dict[int, Callable[[], State]] = {}
         hashes, current = [], self.current_versions[title]
-        pattern = f"round-{job.round}-client-*-repeat-{job.repeat}.*"
+        pattern = f"round-{job.span}-client-*-repeat-{job.repeat}.*"
         for path in sorted(self._finding_folders[title].glob(pattern)):
             if path.suffix != ".safetensors" or not self.folder.manifest.vouches_for(path):
                 continue

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from fedsim.audit.attacked_rounds import parse_rounds
 from fedsim.base.errors import AttackError, RunError, TranscriptError
 from fedsim.base.files import check_readable, parse_json, replace_atomically, write_remedy
 from fedsim.interfaces.findings import Finding
 from fedsim.plugins import registry
 
 _KIND_KEY, _ORDER_KEY = "kind", "order_of_tensors"
-_ROUNDS = re.compile(r"\d{1,18}(-\d{1,18})?")
 
 
 def tensors_to_save(finding: Finding) -> dict[str, Tensor]:
@@ -107,6 +106,14 @@ def _is_count(value: object) -> bool:
     return type(value) is int and 0 <= value < 1 << 63
 
 
+def _are_rounds(value: object) -> bool:
+    """Return whether it is a round, or a text of several."""
+    try:
+        return bool(parse_rounds(str(value)))
+    except ValueError:
+        return False
+
+
 def _is_client(value: object) -> bool:
     """Return whether it may be the id of a client or of a Flower node, which has up to 64 bits."""
     return type(value) is int and 0 <= value < 1 << 64
@@ -127,7 +134,7 @@ _FACT_CHECKS: Mapping[str, Callable[[object], bool]] = {
     **dict.fromkeys(("first_round", "repeat"), _is_count),
     "victim": _is_client,
     **dict.fromkeys(("granted", "warnings"), _is_text_list),
-    "round": lambda value: _is_count(value) or (isinstance(value, str) and bool(_ROUNDS.fullmatch(value))),
+    "round": _are_rounds,
     "rounds": lambda value: isinstance(value, list) and all(map(_is_count, value)),
     "members": lambda value: isinstance(value, list) and all(map(_is_client, value)),
     "seconds": lambda value: isinstance(value, int | float) and not isinstance(value, bool),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 
+from fedsim.audit.attacked_rounds import write_rounds
 from fedsim.audit.visibility import ObservedClients
 from fedsim.base.errors import ConfigError, FedsimError, did_you_mean, join_first
 from fedsim.federation.adversary_tables import AdversaryTable, AttackTable
@@ -44,7 +45,12 @@ class AttackJob:
 
     @property
     def round(self) -> str:
-        """Return the attacked round as text, `first-last` for an attack on several rounds."""
+        """Return the attacked rounds as text, see `write_rounds`."""
+        return write_rounds(self.rounds)
+
+    @property
+    def span(self) -> str:
+        """Return the first and the last attacked round, which file names and random keys have: a name has no gaps."""
         return "-".join(map(str, sorted({self.rounds[0], self.rounds[-1]})))
 
     @property
@@ -55,17 +61,7 @@ class AttackJob:
     @property
     def name(self) -> str:
         """Return the file name without its ending, unique within the attack's folder."""
-        return f"round-{self.round}-client-{self.victim}-repeat-{self.repeat}"
-
-
-def parse_rounds(text: str) -> range:
-    """Return the attacked rounds that such a text says.
-
-    >>> parse_rounds("2"), parse_rounds("1-10")
-    (range(2, 3), range(1, 11))
-    """
-    first, _, last = text.partition("-")
-    return range(int(first), int(last or first) + 1)
+        return f"round-{self.span}-client-{self.victim}-repeat-{self.repeat}"
 
 
 def plan_jobs(

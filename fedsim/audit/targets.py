@@ -79,7 +79,7 @@ class TargetMaker:
             victim=job.victim,
             members=members,
             knowledge=knowledge,
-            rng=generator(key, "attack", job.round, job.victim, job.repeat),
+            rng=generator(key, "attack", job.span, job.victim, job.repeat),
         )
         return PendingJob(job=job, first=first, target=target, fingerprint=fingerprint)
 

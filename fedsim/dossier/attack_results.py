@@ -272,7 +272,7 @@ def describe_worst_case(result: Result) -> str:
         what = "all its examples were recovered exactly"
         guess = f"; by {metric.title}, a guess without any message gets {_quantity(worst.floor, metric.unit)}"
     where = f" ({result.setting})" if result.setting else ""
-    rounds = "rounds" if "-" in worst.round else "round"
+    rounds = "round" if worst.round.partition(",")[0].isdigit() else "rounds"
     return (
         f"The client most exposed to {result.attack}{where} is client {worst.client}, in {rounds} {worst.round}: "
         f"{what}{guess if worst.floor is not None else ''}."

@@ -128,8 +128,8 @@ class Coverage(Part):
 
     clients: int = Field(description="clients whose messages are recorded")
     victims: list[int] = Field(description="clients that were attacked, each member of an attacked sum among them")
-    rounds: list[str] = Field(description="attacked rounds, `first-last` for an attack on several at once")
-    attacked_rounds: list[int] = Field(description="each attacked round; those of `first-last` need not be all between")
+    rounds: list[str] = Field(description="attacked rounds; `1-3+7`, `1-5 by 2` for an attack on several at once")
+    attacked_rounds: list[int] = Field(description="each attacked round")
     recorded_rounds: int
     granted: list[str] = Field(description="what the adversary was granted besides the messages, as usual")
     unusual: list[str] = Field(description="what it was granted beyond that")

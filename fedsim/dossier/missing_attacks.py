@@ -7,7 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedsim.audit.plan import parse_rounds, plan_jobs
+from fedsim.audit.attacked_rounds import parse_rounds
+from fedsim.audit.plan import plan_jobs
 from fedsim.base.errors import FedsimError
 from fedsim.dossier.contents import MissingAttack
 from fedsim.federation.failed_attacks import read_failed_attacks
@@ -117,7 +118,7 @@ def _list_jobs_of_commands(findings: Sequence[Mapping[str, Any]], planned: Seque
     for jobs in jobs_by_command.values():
         # An attack on several rounds at once names them otherwise than one on a single round.
         for several in (False, True):
-            alike = [job for job in jobs if ("-" in job[1]) == several]
+            alike = [job for job in jobs if job[1].isdigit() != several]
             for title in dict.fromkeys(job[0] for job in alike):
                 for _, rounds, victim, repeat in alike:
                     asked.append((title, rounds, victim, repeat))

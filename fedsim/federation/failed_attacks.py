@@ -16,7 +16,7 @@ class FailedAttack:
 
     Attributes:
         attack: its title.
-        round: the attacked round, `first-last` for an attack on several.
+        round: the attacked round; `1-3+7` or `1-5 by 2` for an attack on several.
         victim: the client.
         repeat: which of several random starts, from 0.
         why: the error.

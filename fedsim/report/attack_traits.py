@@ -9,12 +9,13 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
+from fedsim.audit.attacked_rounds import parse_rounds
 from fedsim.audit.audit import Audit
 from fedsim.audit.finding_files import read_facts
 from fedsim.audit.scores import read_score_rows
 from fedsim.audit.variants import variant_columns, variant_names
 from fedsim.base.errors import FedsimError, RunError
-from fedsim.federation.run_folder import RunFolder, check_count
+from fedsim.federation.run_folder import RunFolder
 from fedsim.plugins import registry
 from fedsim.report.verdicts import AttackTraits
 
@@ -40,10 +41,9 @@ def read_scores(folder: RunFolder) -> list[dict[str, str]]:
     rows = read_score_rows(folder.scores)
     for row in rows:
         row.update({name: "nan" for name in ("value", "floor", "nearest_public") if not row[name]})
-    try:  # a round may be several, as 1-10
-        for span in {row["round"] for row in rows}:
-            for number in span.split("-"):
-                check_count(number)
+    try:
+        for text in {row["round"] for row in rows}:
+            parse_rounds(text)
     except ValueError as error:
         raise RunError(f"{folder.scores}: {error}; remove it, and attack again") from error
     return rows

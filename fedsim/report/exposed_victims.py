@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from fedsim.audit.attacked_rounds import parse_rounds
 from fedsim.audit.evaluation import statistics
-from fedsim.audit.plan import parse_rounds
 from fedsim.interfaces.metric import Metric, describe_metric
 from fedsim.report.sweep_groups import Row
 

@@ -23,7 +23,7 @@ def name_victims(jobs: Sequence[tuple[str, str, int, int]]) -> str:
     names = []
     for victim in victims:
         rounds = list(dict.fromkeys(job[1] for job in jobs if job[2] == victim and job[1]))
-        word = "round" if len(rounds) == 1 and "-" not in rounds[0] else "rounds"
+        word = "round" if len(rounds) == 1 and rounds[0].isdigit() else "rounds"
         listed = f" ({word} {', '.join(rounds)})" if rounds else ""
         names.append(f"client {victim}{listed}")
     return ", ".join(names)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
+from fedsim.audit.attacked_rounds import parse_rounds
 from fedsim.base.errors import number_of
 from fedsim.federation.config import Config
 from fedsim.interfaces.metric import describe_metric
@@ -148,7 +149,7 @@ def describe_attacked(rows: Sequence[Mapping[str, str]], num_rounds: int) -> str
     'The attacks used the messages of clients 0 and 4 in round 1 of 8.'
     """
     victims = sorted({int(row["victim"]) for row in rows})
-    rounds = list(dict.fromkeys(row["round"] for row in sorted(rows, key=lambda row: _split_rounds(row["round"]))))
+    rounds = list(dict.fromkeys(row["round"] for row in sorted(rows, key=lambda row: parse_rounds(row["round"]))))
     if not victims:
         return ""
     names = [str(victim) for victim in victims]
@@ -157,11 +158,6 @@ def describe_attacked(rows: Sequence[Mapping[str, str]], num_rounds: int) -> str
     whose = f"client {names[0]}" if len(names) == 1 else whose
     when = f"round {rounds[0]}" if len(rounds) == 1 and rounds[0].isdigit() else when
     return f"The attacks used the messages of {whose} in {when} of {num_rounds}."
-
-
-def _split_rounds(text: str) -> list[int]:
-    """Return the ends of `1-10`, or the only round."""
-    return [int(number) for number in text.split("-")]
 
 
 def final_accuracy(rows: Sequence[Mapping[str, str]], config: Config | None = None) -> str:

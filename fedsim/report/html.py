@@ -108,7 +108,7 @@ def format_mean_psnr(values: Sequence[float]) -> str:
 
 def victim_and_round(about: Mapping[str, Any]) -> str:
     """Say which victim and rounds a finding is about, from its metadata: `client 0, rounds 1-5`."""
-    rounds = "rounds" if "-" in str(about["round"]) else "round"
+    rounds = "rounds" if len(about["rounds"]) > 1 else "round"
     return f"{about['who']}, {rounds} {about['round']}"
 
 

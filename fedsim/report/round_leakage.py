@@ -87,7 +87,7 @@ def split_by_round(all_readings: Sequence[ScoreReading], rows: Sequence[Mapping[
         by_round: dict[int, list[Mapping[str, str]]] = {}
         for row in rows:
             is_pooled = (row["attack"], row["variant"]) == pooled.attack_key and row["metric"] in {pooled.metric, EXACT}
-            if is_pooled and row["round"].isdigit():  # one attack on several rounds at once says `1-10`
+            if is_pooled and row["round"].isdigit():  # one attack on several rounds at once says which
                 by_round.setdefault(int(row["round"]), []).append(row)
         summaries, victims = {}, set()
         for number in sorted(by_round):

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fedsim.audit.attacked_rounds import parse_rounds
 from fedsim.audit.evaluation.evaluator import group_members
 from fedsim.audit.evaluation.proved_ceilings import (
     ProvedCeiling,
@@ -59,7 +60,7 @@ def _compute_score_ceiling(
     curves: Curves,
 ) -> ProvedCeiling:
     """Return one score beside its ceiling; the curve is computed once for the same clients and round."""
-    victim, last_round = str(row["victim"]), int(str(row["round"]).rpartition("-")[2])
+    victim, last_round = str(row["victim"]), parse_rounds(str(row["round"]))[-1]
     attacker = about.get("attacker", "server")
     clients = tuple(group_members(about)) or (int(victim),)
     key = clients, last_round, str(attacker)

@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from statistics import fmean
 from typing import Any
 
+from fedsim.audit.attacked_rounds import parse_rounds
 from fedsim.audit.variants import name_variants
 from fedsim.base.errors import ConfigError, RunError
 from fedsim.base.files import write_remedy
@@ -92,7 +93,7 @@ def _score_points(rows: Iterable[Mapping[str, Any]]) -> Iterator[Point]:
     """Return the mean over victims and starts of the scores of each attack, and of the best guess."""
     values = defaultdict[tuple[str, str, int], list[float]](list)
     for row in name_variants(rows):
-        number = int(str(row["round"]).rpartition("-")[2])  # an attack on several rounds stands at the last one
+        number = parse_rounds(str(row["round"]))[-1]  # an attack on several rounds stands at the last one
         tag = f"score/{row['metric']}"
         values[str(row["attack"]), tag, number].append(float(row["value"]))
         values[f"{row['attack']}, floor", tag, number].append(float(row["floor"]))

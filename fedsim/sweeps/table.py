@@ -44,7 +44,7 @@ SCORES = (
 
 `knows_defenses` is 1 where the adversary knows the clients' defenses; `baseline` is 1 where the
 attack only reads a model as it was sent or one that only the evaluator has; `round` is the attacked
-round or `first-last`; `value`, `floor` and `ceiling` are those of the run's `scores.csv`, empty
+round, or several as `1-3+7` or `1-5 by 2`; `value`, `floor` and `ceiling` are those of the run's `scores.csv`, empty
 where there is none; where the attack failed on a victim, or its finding could not be scored,
 `metric` is empty; `floor_guess` names the guess that sets the floor; `better` is `higher` or
 `lower`, from the adversary's point of view; `examples` is the number of examples, records or

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
@@ -17,7 +17,6 @@ from fedsim.audit.evaluation.evaluator import EvaluationContext, Evaluator, Find
 from fedsim.audit.evaluation.local_optimum import match_state
 from fedsim.audit.evaluation.score import Score
 from fedsim.audit.evaluation.zest import draw_references, interpretable_pieces, model_outputs, signature, zest
-from fedsim.audit.plan import parse_rounds
 from fedsim.base.errors import AttackError, DataError, RunError
 from fedsim.base.task import Loss
 from fedsim.data import Column
@@ -76,7 +75,7 @@ class LocalModelEvaluator(Evaluator[LocalModel]):
         scores = score_local_model(
             finding.state,
             context.optimum(victim),
-            _proxies(context.transcript, str(about["round"]), victim, experiment),
+            _proxies(context.transcript, about["rounds"], victim, experiment),
             model=experiment.new_model(),
             inputs=data.to_model(inputs),
             labels=labels,
@@ -97,9 +96,10 @@ def _describe_tensor(tensor: Tensor | None) -> str:
     return "missing" if tensor is None else f"of {tensor.dtype}, shape {tuple(tensor.shape)}"
 
 
-def _proxies(transcript: Transcript, rounds: str, victim: int, experiment: Experiment) -> dict[str, State]:
+def _proxies(
+    transcript: Transcript, attacked: Collection[int], victim: int, experiment: Experiment
+) -> dict[str, State]:
     """Return the models that anybody has who reads the messages of the attacked rounds, by name."""
-    attacked = parse_rounds(rounds)
     headers: dict[int, Header] = {}
     for number in transcript.rounds:
         if number in attacked:

@@ -82,7 +82,7 @@ def _attacked_update(
     None where it was read from several updates, where the model is not known, or where the update
     is not recorded.
     """
-    if finding.claims != "update" or "-" in str(about["round"]):
+    if finding.claims != "update" or len(about["rounds"]) > 1:
         return None
     try:
         return read_attacked_update(about, context)

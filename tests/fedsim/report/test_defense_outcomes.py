@@ -409,7 +409,7 @@ def test_a_margin_is_no_larger_than_a_fifth_of_what_leaks() -> None:
     assert (found.leaks_with_defense, found.word) == (True, NOT_CONCLUDED)
 
 
-@pytest.mark.parametrize(("attacked", "word"), [("1", WEAKENS), ("2-3", HOLDS)])
+@pytest.mark.parametrize(("attacked", "word"), [("1", WEAKENS), ("1-2+5", WEAKENS), ("1-5 by 2", HOLDS)])
 def test_a_defense_that_leaves_rounds_open_holds_only_where_one_was_attacked(attacked: str, word: str) -> None:
     rows = make_both({False: AT_FLOOR, True: LOWER}, "censor", round=attacked)
     [found] = attack_outcomes(rows, make_rows(LEAKING, round=attacked), "", open_rounds=(3, 4))

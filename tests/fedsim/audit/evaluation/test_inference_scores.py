@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from fedsim.audit.evaluation.imputation import ImputedCategories
 from fedsim.audit.evaluation.inferences import score_inference
-from fedsim.audit.evaluation.local_models import ModelCache, score_local_model
+from fedsim.audit.evaluation.local_models import ModelCache, _proxies, score_local_model
 from fedsim.audit.evaluation.representatives import score_representatives
 from fedsim.audit.evaluation.score import Score
 from fedsim.audit.evaluation.zest import interpretable_pieces, model_outputs, signature, zest
@@ -28,6 +30,7 @@ from fedsim.interfaces.modality import PublicExamples
 from fedsim.recording.wire_format import State
 from fedsim.training.model_state import copy_state
 from fedsim.training.models.mlp import Mlp
+from tests.support.recordings import build_update, record_updates
 from tests.support.tensors import draw_normal
 
 FEATURES = 5
@@ -61,6 +64,18 @@ def away(state: State, size: float, seed: int = 9) -> dict[str, Tensor]:
 
 OPTIMUM = copy_state(built())
 PROXIES: dict[str, State] = {"global model": away(OPTIMUM, 0.3), "last-returned model": away(OPTIMUM, 0.1)}
+
+
+def test_a_proxy_is_no_message_of_a_round_between_the_attacked_ones(tmp_path: Path) -> None:
+    """The victim sent something in rounds 1 and 2, of which the attack read the first."""
+    sent = {number: away(OPTIMUM, 0.1 * number) for number in (1, 2, 3)}
+    updates = [
+        build_update(OPTIMUM, sent[number], round=number, client=client)
+        for number, client in ((1, 0), (1, 1), (2, 0), (3, 1))
+    ]
+    experiment: Any = SimpleNamespace(initial_model_state=lambda: OPTIMUM)
+    proxies = _proxies(record_updates(tmp_path, updates), [1, 3], 0, experiment)
+    torch.testing.assert_close(proxies["last-returned model"], sent[1])
 
 
 def test_the_optimum_itself_reaches_every_ceiling() -> None:
