@@ -119,7 +119,7 @@ def _show_results(folder: Path, words: Sequence[str], *, quiet: bool) -> None:
     from fedsim.cli.work_shown import show_sweep_answer
     from fedsim.report.next_steps import suggest_after_sweep
     from fedsim.report.sweep_answer import answer_sweep
-    from fedsim.report.sweep_page import PAGE, is_app_sweep, knows_defenses
+    from fedsim.report.sweep_page import PAGE, is_app_sweep, knows_defenses, read_sweep_file
     from fedsim.sweeps.table import TABLE, read_cells, read_table
 
     scores = read_table(folder)
@@ -130,6 +130,7 @@ def _show_results(folder: Path, words: Sequence[str], *, quiet: bool) -> None:
         folder=str(folder),
         command=shlex.join(words),
         is_app=is_app_sweep(folder, scores.rows),
+        tables=read_sweep_file(folder)[1],
     )
     show_sweep_answer(answer, steps)
     if not quiet:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fedsim.federation.config import Config
 from fedsim.federation.federation_tables import TrainingTable
@@ -226,29 +227,38 @@ def suggest_after_sweep(
     folder: str = SWEEP,
     command: str = f"fedsim sweep {SWEEP}/sweep.toml --out {SWEEP}",
     is_app: bool = False,
+    tables: Mapping[str, Any],
 ) -> list[NextStep]:
     """Return what to do after a sweep.
 
     Args:
         is_app: whether its cells run a Flower app, of which the command then names no folder.
+        tables: of the sweep's file; a step that they take already is not advised.
     """
     if not answer.rows:
         return []
     if is_app and "--app" not in command:
         command += " --app APP"
+    attacks_all = tables.get("adversary", {}).get("victims") == "all"
+    with_victims = NextStep(aim="Attack all clients", command=f"{command} --set {_ALL_VICTIMS}")
+    other_attacks = NextStep(aim="Add other attacks to the file, and run it again", command="fedsim list attacks")
     dossier = NextStep(aim="Document the result in a dossier", command=f"fedsim dossier {shlex.quote(folder)}")
     defended = [row for row in answer.rows if row.is_defended]
     if not defended:
         if not any(row.leaking for row in answer.rows):
-            return [NextStep(aim="Attack all clients", command=f"{command} --set {_ALL_VICTIMS}"), dossier]
+            return [other_attacks if attacks_all else with_victims, dossier]
         aim = "Add an axis `defense` to the file, with some of these defenses, and run it again"
         return [NextStep(aim=aim, command="fedsim list defenses"), dossier]
     steps = []
     if not any(outcome.leaks_on_any_side for row in defended for outcome in row.outcomes):
-        one_epoch = "" if is_app else " --set training.local_epochs=1"
-        with_setting = f"{command}{one_epoch} --set {_ALL_VICTIMS}"
+        changes = [] if attacks_all else [_ALL_VICTIMS]
+        if (tables.get("training", {}).get("local_epochs") or 1) > 1:
+            changes.insert(0, "training.local_epochs=1")
+        if not changes:
+            return [other_attacks]
+        with_settings = " --set ".join((command, *changes))
         return [
-            NextStep(aim="First find a setting in which an attack succeeds without a defense", command=with_setting)
+            NextStep(aim="First find a setting in which an attack succeeds without a defense", command=with_settings)
         ]
     if any(outcome.needs_seeds for row in defended for outcome in row.outcomes):
         steps.append(NextStep(aim="Add seeds, because these are too few", command=_add_seeds(command, answer.seeds)))
@@ -265,8 +275,7 @@ def suggest_after_sweep(
                 aim = "Add an attack that can use the knowledge of the defenses, and run it again"
                 steps.append(NextStep(aim=aim, command="fedsim list attacks"))
         else:
-            with_setting = f"{command} --set {_ALL_VICTIMS}"
-            steps.append(NextStep(aim="Attack all clients, because nothing is concluded yet", command=with_setting))
+            steps.append(other_attacks if attacks_all else with_victims)
     else:
         aim = "No defense holds; put stronger settings or other defenses on the defense axis, and run it again"
         steps.append(NextStep(aim=aim, command="fedsim list defenses"))

@@ -72,11 +72,7 @@ def is_app_sweep(folder: Path, rows: Iterable[Row]) -> bool:
 def write_sweep_page(folder: Path) -> Path:
     """Write `sweep.html` into the folder of a sweep, from its tables alone."""
     scores, cells = read_table(folder), read_cells(folder)
-    try:
-        file = (folder / FILE).read_text(encoding="utf-8")
-        tables = tomllib.loads(file)
-    except (OSError, ValueError, RecursionError) as error:  # no file, no UTF-8 or no TOML
-        raise RunError(f"{folder / FILE}: cannot be read ({error}); the same `fedsim sweep` writes it again") from error
+    file, tables = read_sweep_file(folder)
     answer = answer_sweep(scores.rows, cells.rows, scores.axes)
     # One section for each metric about leakage, that of the answer first.
     first_rows: dict[str, Row] = {}
@@ -98,7 +94,10 @@ def write_sweep_page(folder: Path) -> Path:
         added=sum(row["added"] == "1" for row in cells.rows),
         answer=answer,
         next_steps=suggest_after_sweep(
-            answer, knows_defenses=knows_defenses(scores.rows), is_app=is_app_sweep(folder, scores.rows)
+            answer,
+            knows_defenses=knows_defenses(scores.rows),
+            is_app=is_app_sweep(folder, scores.rows),
+            tables=tables,
         ),
         cells=[row | {"href": report_address(row["run"])} for row in cells.rows],
         file=file,
@@ -107,6 +106,15 @@ def write_sweep_page(folder: Path) -> Path:
     )
     write_text(folder / PAGE, text)
     return folder / PAGE
+
+
+def read_sweep_file(folder: Path) -> tuple[str, dict[str, Any]]:
+    """Return the file in the folder of a sweep, as text and as tables."""
+    try:
+        file = (folder / FILE).read_text(encoding="utf-8")
+        return file, tomllib.loads(file)
+    except (OSError, ValueError, RecursionError) as error:  # no file, no UTF-8 or no TOML
+        raise RunError(f"{folder / FILE}: cannot be read ({error}); the same `fedsim sweep` writes it again") from error
 
 
 def knows_defenses(rows: Sequence[Row]) -> bool:

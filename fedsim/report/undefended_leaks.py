@@ -12,7 +12,7 @@ from fedsim.report.defense_outcomes import read_scores
 from fedsim.report.sweep_groups import Row
 from fedsim.report.verdicts import LEAKS, ScoreReading
 
-REMEDY = "attack more victims, train fewer local epochs, choose another attack, or run more iterations"
+REMEDY = "attack more victims, take fewer local steps, choose another attack, or run more iterations"
 
 
 def explain_no_leak(rows: Iterable[Row], axes: Sequence[str]) -> str:

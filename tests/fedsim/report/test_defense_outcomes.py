@@ -433,7 +433,7 @@ def test_an_open_round_that_leaks_is_not_averaged_away() -> None:
 def test_that_nothing_leaks_without_a_defense_is_said_with_what_to_change() -> None:
     text = explain_no_leak(make_rows(AT_FLOOR) + make_rows(LEAKING, "noise"), AXES)
     assert text.startswith("without a defense no attack shows a leak (sme; 6 victims)")
-    for words in ("attack more victims", "fewer local epochs", "another attack", "more iterations"):
+    for words in ("attack more victims", "fewer local steps", "another attack", "more iterations"):
         assert words in text
     assert explain_no_leak(make_rows(AT_FLOOR) + make_rows(LEAKING, attack="dlg"), AXES) == ""
     assert explain_no_leak(make_rows(LEAKING, "noise"), AXES) == ""  # no control has scores

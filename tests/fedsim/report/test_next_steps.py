@@ -139,11 +139,19 @@ def test_a_folder_with_spaces_is_quoted() -> None:
         assert any(word.startswith("my runs/a") for word in shlex.split(command))
 
 
-def list_sweep_steps(rows: list[dict[str, Any]], *, knows_defenses: bool) -> list[tuple[str, str]]:
-    """Return what to do after a sweep over defenses."""
+def list_sweep_steps(
+    rows: list[dict[str, Any]], *, knows_defenses: bool, tables: dict[str, Any] | None = None
+) -> list[tuple[str, str]]:
+    """Return what to do after a sweep over defenses, whose file has these tables."""
     texts = [{name: str(value) for name, value in row.items()} for row in rows]
     answer = answer_sweep(texts, [], ("defense",))
-    steps = suggest_after_sweep(answer, knows_defenses=knows_defenses, folder="runs/s", command="fedsim sweep s.toml")
+    steps = suggest_after_sweep(
+        answer,
+        knows_defenses=knows_defenses,
+        folder="runs/s",
+        command="fedsim sweep s.toml",
+        tables=tables or {},
+    )
     return [(step.aim, step.command) for step in steps]
 
 
@@ -183,9 +191,24 @@ def test_where_seeds_are_too_few_more_of_them_come_first() -> None:
     assert command == "fedsim sweep s.toml --set 'sweep.seeds=[1, 2, 3, 4, 5]'"
 
 
-def test_where_nothing_leaks_without_a_defense_the_attack_is_helped_first() -> None:
-    [(_, command)] = list_sweep_steps([*make_rows(AT_FLOOR), *make_rows(AT_FLOOR, "noise")], knows_defenses=True)
-    assert command.startswith("fedsim sweep s.toml --set training.local_epochs=1")
+@pytest.mark.parametrize(
+    ("tables", "command"),
+    [
+        (
+            {"training": {"local_epochs": 5}},
+            "fedsim sweep s.toml --set training.local_epochs=1 --set 'adversary.victims=\"all\"'",
+        ),
+        ({"training": {"local_epochs": 1}}, "fedsim sweep s.toml --set 'adversary.victims=\"all\"'"),
+        ({"training": {"local_steps": 3}, "adversary": {"victims": "all"}}, "fedsim list attacks"),
+        ({"adversary": {"victims": "all"}}, "fedsim list attacks"),
+    ],
+)
+def test_where_nothing_leaks_without_a_defense_a_setting_that_is_otherwise_is_changed_first(
+    tables: dict[str, Any], command: str
+) -> None:
+    rows = [*make_rows(AT_FLOOR), *make_rows(AT_FLOOR, "noise")]
+    [(_, advised)] = list_sweep_steps(rows, knows_defenses=True, tables=tables)
+    assert advised == command
 
 
 def test_of_an_app_is_said_where_its_accuracy_is_found() -> None:
