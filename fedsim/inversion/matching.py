@@ -279,7 +279,8 @@ class GradientInversion(Attack):
         if not uses_batch_statistics and used_batch_statistics(update, problem.model):
             warn(
                 f"{self.title} on {problem.where}: the client's BatchNorm layers normalised by the "
-                "batch, this attack normalises by the running statistics; expect little"
+                "batch, this attack normalises by the running statistics; expect little, or choose an attack that "
+                "normalises by the batch, such as see-through-gradients with exact_statistics = true"
             )
 
     def _add_labels(

@@ -1034,6 +1034,13 @@ def test_an_attack_on_one_step_says_so_when_there_are_more(
     assert "assumes one local step, the update is of 4; expect little" in caplog.text
 
 
+def test_an_attack_that_normalises_otherwise_than_the_client_names_one_that_does_not(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(DeepLeakage(iterations=1), victim(normalised, 3, before=used(), batch_norm="train"))
+    assert "normalises by the batch, such as see-through-gradients with exact_statistics = true" in caplog.text
+
+
 class Hard(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         return inputs.sign()
