@@ -112,8 +112,8 @@ def _federate_without_exit(experiment: Experiment, folder: OpenRun, grid: Grid, 
         federate(experiment, folder, grid, resume=resume, nodes=nodes)
     except SystemExit as error:
         raise RunError(
-            f"the strategy or the model ended the server ({error_reason(error)}); the rounds before are kept, "
-            "fix the cause and resume the run"
+            f"the strategy or the model ended the server ({error_reason(error)}); fix the cause and "
+            "resume the run, which keeps finished rounds"
         ) from error
 
 
@@ -397,7 +397,7 @@ def _note_failures(replies: Iterable[Message], number: int, failed: set[int]) ->
         remedy = (
             "lower straggler_probability, or loosen the limits by which clients choose silence, and begin again"
             if all_silent
-            else "the rounds before it are kept, fix the cause and resume the run"
+            else "fix the cause and resume the run, which keeps finished rounds"
         )
         raise RunError(f"round {number}: all {count} clients failed ({example}); {remedy}")
 

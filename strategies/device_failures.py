@@ -10,7 +10,7 @@ from flwr.app import Message
 from fedsim.base.errors import RunError, ends_training, first_line
 from fedsim.federation.engines.cohort import DEVICE_FAILED
 
-_REMEDY = "the rounds before it are kept, fix the cause or free its memory, and resume the run"
+_REMEDY = "fix the cause or free its memory, and resume the run, which keeps finished rounds"
 
 
 def check_devices(replies: Iterable[Message], number: int) -> Iterator[Message]:

@@ -147,7 +147,7 @@ class Recorder:
         except OSError as error:
             raise RunError(
                 f"{path}: cannot be written ({error.strerror}); "
-                f"the rounds before it are kept, {write_remedy(error)} and resume the run"
+                f"{write_remedy(error)} and resume the run, which keeps finished rounds"
             ) from error
 
 

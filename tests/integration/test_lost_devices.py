@@ -105,7 +105,7 @@ def test_the_rounds_before_are_kept_and_the_run_is_resumed(
             run_serial(config, tmp_path / "run")
     assert caught.value.exit_code == 1
     assert str(caught.value).endswith(
-        "; the rounds before it are kept, fix the cause or free its memory, and resume the run"
+        "; fix the cause or free its memory, and resume the run, which keeps finished rounds"
     )
     assert "\n" not in str(caught.value)
     is_recorded = "evaluation" in culprit or name == "evaluate"

@@ -160,7 +160,7 @@ class ReplySpool:
         except OSError as error:
             raise RunError(
                 f"{self._folder}: the updates of this round cannot be written ({error.strerror}); "
-                f"the rounds before it are kept, {write_remedy(error)} and resume the run"
+                f"{write_remedy(error)} and resume the run, which keeps finished rounds"
             ) from error
 
     def _release(self, record_id: int) -> None:
