@@ -159,7 +159,8 @@ def score_table(attack: str, readings: Sequence[ScoreReading]) -> Table:
         floor = item.floor_text.replace(" (", " ").removesuffix(")")
         verdict = f"[{_STYLES.get(reading.verdict, 'default')}]{escape(reading.verdict)}[/]"
         # The answer below the tables says once why scores are in doubt.
-        remark = reading.remark.replace(item.doubt_text, item.doubt_text.partition(":")[0])
-        table.add_row(item.metric, *map(escape, (score, count, floor)), f"{verdict}\n[dim]{escape(remark)}[/]")
+        table.add_row(
+            item.metric, *map(escape, (score, count, floor)), f"{verdict}\n[dim]{escape(reading.brief_remark)}[/]"
+        )
     table.caption = escape("; ".join(missing))
     return table

@@ -7,6 +7,7 @@ from statistics import fmean
 
 from fedsim.audit.attacked_rounds import parse_rounds
 from fedsim.base.errors import number_of
+from fedsim.base.grouping import group_by
 from fedsim.federation.config import Config
 from fedsim.interfaces.metric import describe_metric
 from fedsim.recording.reported_accuracy import ReportedAccuracy
@@ -40,7 +41,8 @@ def headline(readings: Sequence[ScoreReading]) -> str:
     if unjudged := [title for title in _titles(attacks) if not any(_judged_readings(attacks, title))]:
         sentences.append(f"There is no verdict on {_enumerate_attacks(unjudged)}.")
     doubts = {reading.summary.attack: reading.summary.doubt_text for reading in attacks if reading.summary.num_in_doubt}
-    sentences += [f"Scores of {_enumerate_attacks([title])} are {doubt}." for title, doubt in doubts.items()]
+    for doubt, titles in group_by(doubts, doubts.__getitem__).items():
+        sentences.append(f"Scores of {_enumerate_attacks(titles)} are {doubt}.")
     is_concluded = any(reading.verdict == LEAKS for reading in attacks)
     if sentences and not is_concluded and (most := most_victims(readings)) < MIN_VICTIMS:
         victims = "one victim was" if most <= 1 else f"{most} victims were"

@@ -144,7 +144,12 @@ class Summary:
         """Why scores are in doubt, in one clause; `scores.csv` has the whole sentence."""
         if not self.num_in_doubt:
             return ""
-        return f"in doubt for {number_of(self.num_in_doubt, 'finding')}: {self.doubt.partition('; ')[0]}"
+        return f"in doubt for {number_of(self.num_in_doubt, 'finding')}: {self.doubt_reason}"
+
+    @property
+    def doubt_reason(self) -> str:
+        """Why scores are in doubt, without how many are."""
+        return self.doubt.partition("; ")[0]
 
     @property
     def direction(self) -> str:

@@ -69,6 +69,11 @@ class ScoreReading:
     remark: str
     baseline: bool = False
 
+    @property
+    def brief_remark(self) -> str:
+        """The remark without the reason of a doubt, for where that stands before."""
+        return self.remark.removesuffix(f": {self.summary.doubt_reason}") if self.summary.num_in_doubt else self.remark
+
 
 def score_readings(
     rows: Iterable[Mapping[str, Any]], traits: Mapping[tuple[str, str], AttackTraits]

@@ -331,3 +331,11 @@ def test_doubts_stand_in_the_headline_and_beside_the_verdict() -> None:
         found
     )
     assert found[0].remark.endswith("; in doubt for 2 findings: sme, client 0: its claims are in another unit")
+    assert found[0].brief_remark.endswith("; in doubt for 2 findings")
+
+
+def test_the_same_doubt_about_several_attacks_is_one_sentence() -> None:
+    rows = [row(5.0, attack=name, doubt="the truth may be another; look") for name in ("sme", "dlg")]
+    assert "Scores of sme and dlg are in doubt for 1 finding: the truth may be another." in headline(
+        score_readings(rows, {})
+    )
