@@ -83,7 +83,13 @@ def make_feature_party(
 
 
 def _check_columns(party: int, ids: Tensor, inputs: Tensor) -> None:
-    """Raise DataError where not every row has its columns, in finite numbers."""
+    """Raise DataError where not every row has its id and its columns, in finite numbers."""
+    if not isinstance(ids, Tensor) or ids.is_floating_point():
+        given = f"a tensor of {ids.dtype}" if isinstance(ids, Tensor) else f"a {type(ids).__name__}"
+        raise DataError(
+            f"party {party}: ids of rows are {given}, expected a tensor of whole numbers; number the rows, alike in "
+            "all parties' tables"
+        )
     if len(ids) != len(inputs):
         raise DataError(
             f"party {party}: holds {len(ids)} ids and the columns of {len(inputs)} rows; return one id for each row"

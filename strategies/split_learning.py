@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
 
 import numpy as np
 import torch
@@ -84,6 +85,8 @@ class SplitLearning(Strategy):
             raise ConfigError(f"gradient_noise: expected a finite value of at least 0, got {gradient_noise}")
         if batch_size > len(labels):
             raise ConfigError(f"batch_size: {batch_size} rows of {len(labels)} with labels; take fewer")
+        if texts := [row for row in labels if not isinstance(row, Integral)]:
+            raise ConfigError(f"labels: {texts[0]!r} is no whole number; number the rows, alike in all parties' tables")
         self.bottoms, self.head, self.labels = list(bottoms), head.eval(), dict(labels)
         self.batch_size, self.learning_rate = batch_size, learning_rate
         self.gradient_noise, self.seed = gradient_noise, seed

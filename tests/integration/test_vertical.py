@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import fedsim
 from clients.feature_party import make_feature_party
-from fedsim.base.errors import AttackError, DataError, KnowledgeError, RunError, TranscriptError
+from fedsim.base.errors import AttackError, ConfigError, DataError, KnowledgeError, RunError, TranscriptError
 from fedsim.base.randomness import generator, seed_globals
 from fedsim.federation.engines.serial import InProcessGrid
 from fedsim.recording.payloads import Payload
@@ -233,6 +233,24 @@ def test_rows_that_do_not_align_are_refused(spoil: Any, sentence: str, tmp_path:
 
     with pytest.raises(DataError, match=sentence):
         train(tmp_path, load=load)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (lambda ids: [f"id {number}" for number in ids], "party 1: ids of rows are a list, expected a tensor of whole"),
+        (lambda ids: ids.double(), "party 1: ids of rows are a tensor of torch.float64, expected a tensor of whole"),
+    ],
+)
+def test_ids_that_are_no_numbers_are_not_called_missing_rows(spoil: Any, sentence: str, tmp_path: Path) -> None:
+    def load(party: int) -> tuple[Tensor, Tensor]:
+        ids, inputs = load_rows(party)
+        return (spoil(ids), inputs) if party else (ids, inputs)
+
+    with pytest.raises(RunError, match=sentence):
+        train(tmp_path, load=load)
+    with pytest.raises(ConfigError, match="labels: 'id 907' is no whole number; number the rows, alike in all"):
+        SplitLearning(bottoms=[], head=nn.Identity(), labels={"id 907": 1}, batch_size=1, learning_rate=0.5)  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize(
