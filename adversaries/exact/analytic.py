@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from adversaries.exact.attack import build_finding
-from adversaries.exact.layer import FirstLayer, read_first_layer
+from adversaries.exact.layer import FirstLayer, check_first_layer, read_first_layer
 from fedsim.base.errors import AttackError
 from fedsim.base.papers import cite
-from fedsim.interfaces.attack import Attack, Paper, Progress, Target
+from fedsim.interfaces.attack import Attack, Knowledge, Paper, Progress, Target
 from fedsim.interfaces.findings import Finding
 
 _SAME_INPUT = 1e-3
@@ -43,6 +43,10 @@ class Analytic(Attack):
     uses: ClassVar[frozenset[str]] = frozenset({"private_parts"})
     paper: ClassVar[Paper] = cite("Phong2018")
     vector_targets: ClassVar[bool] = True
+
+    def check_facts(self, knowledge: Knowledge) -> None:
+        """Refuse a network without a first linear layer that it reads."""
+        check_first_layer(knowledge, "the network", relu=False)
 
     def _run(self, target: Target, progress: Progress) -> Finding:
         layer = read_first_layer(target.read_update(), target.knowledge, relu=False)

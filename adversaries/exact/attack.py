@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from adversaries.exact.consistency import certify_inputs, repair_columns, subtract_unknown_inputs
-from adversaries.exact.layer import FirstLayer, read_first_layer, read_labels
+from adversaries.exact.layer import FirstLayer, check_first_layer, read_first_layer, read_labels
 from adversaries.exact.mixture import InputMixture
 from fedsim.base.papers import cite
-from fedsim.interfaces.attack import Attack, Paper, Progress, Target, warn
+from fedsim.interfaces.attack import Attack, Knowledge, Paper, Progress, Target, warn
 from fedsim.interfaces.findings import Finding, Reconstruction
 
 
@@ -54,6 +54,10 @@ class FirstLayerAttack(Attack):
         Args:
             tell: called after each step with the number of columns that are certain.
         """
+
+    def check_facts(self, knowledge: Knowledge) -> None:
+        """Refuse a network without a first linear layer that it reads."""
+        check_first_layer(knowledge, "the network")
 
     def _layer(self, target: Target) -> FirstLayer:
         """Return the first layer of the update that is attacked."""

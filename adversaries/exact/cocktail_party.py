@@ -10,12 +10,12 @@ from torch import Tensor
 
 from adversaries.exact.attack import build_finding
 from adversaries.exact.components import separate_components
-from adversaries.exact.layer import FirstLayer, read_first_layer
+from adversaries.exact.layer import FirstLayer, check_first_layer, read_first_layer
 from adversaries.exact.mixture import InputMixture
 from fedsim.base.constraints import PositiveInt
 from fedsim.base.errors import AttackError
 from fedsim.base.papers import cite
-from fedsim.interfaces.attack import Attack, Paper, Progress, Target
+from fedsim.interfaces.attack import Attack, Knowledge, Paper, Progress, Target
 from fedsim.interfaces.findings import Finding
 
 _SURE_SHARE = 0.8
@@ -55,6 +55,10 @@ class CocktailParty(Attack):
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
     paper: ClassVar[Paper] = cite("Kariyappa2023")
     vector_targets: ClassVar[bool] = True
+
+    def check_facts(self, knowledge: Knowledge) -> None:
+        """Refuse a network without a first linear layer that it reads."""
+        check_first_layer(knowledge, "the network", relu=self.refine)
 
     def _run(self, target: Target, progress: Progress) -> Finding:
         layer = read_first_layer(target.read_update(), target.knowledge, relu=self.refine)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from adversaries.exact.mixture import InputMixture
@@ -97,30 +98,11 @@ def read_first_layer(update: Update, knowledge: Knowledge, *, relu: bool = True)
     """
     assert knowledge.input_shape is not None
     problem = build_problem(update, knowledge, body_alone=True)
-    # Find the layer.
-    shape = (_NUM_PROBES, *knowledge.input_shape)
-    probes = torch.randn(shape, generator=generator("first layer")).to(problem.before[0])
-    input_layer = find_first_layer(problem.model, probes)
-    if input_layer is None or input_layer.weight not in problem.parameter_names:
-        raise AttackError(
-            f"{problem.where}: no linear layer that is trained and sent takes the inputs themselves "
-            "(convolutions, embeddings, dropout or a normalisation come first, or its weights are used twice, as by a "
-            f"term of the loss); {_REMEDY}"
-        )
-    name = input_layer.weight.rpartition(".")[0]
-    bias = f"{name}.bias".removeprefix(".")
-    if bias not in problem.parameter_names:
-        raise AttackError(
-            f"{problem.where}: the first linear layer '{name}' has no bias that is trained, from "
-            f"which the scale of each input is read; {_REMEDY}"
-        )
-    if not input_layer.bias_is_used_once:
-        raise AttackError(
-            f"{problem.where}: the model uses the bias of the first linear layer '{name}' elsewhere, too, so that its "
-            f"change does not reveal the scale of each input; {_REMEDY}"
-        )
+    probes = _draw_probes(knowledge, problem.before[0])
+    weight, bias = _find_weight_and_bias(problem.model, problem.parameter_names, probes, problem.where)
+    name = weight.rpartition(".")[0]
     # Read how it changed.
-    weight_index, bias_index = problem.parameter_names.index(input_layer.weight), problem.parameter_names.index(bias)
+    weight_index, bias_index = problem.parameter_names.index(weight), problem.parameter_names.index(bias)
     direction = problem.direction
     weight_change = direction[weight_index].double().cpu()
     bias_change = direction[bias_index].double().cpu()
@@ -148,11 +130,57 @@ def read_first_layer(update: Update, knowledge: Knowledge, *, relu: bool = True)
     )
     layer = _remove_weight_decay(layer)
     if relu and not is_rectified(problem.model, name, probes):
-        raise AttackError(
-            f"{problem.where}: no ReLU directly follows the first linear layer '{name}', whose "
-            f"zeros distinguish the inputs; {_suggest_without_relu(layer)}"
-        )
+        raise _missing_relu_error(problem.where, name, _suggest_without_relu(layer))
     return layer
+
+
+def check_first_layer(knowledge: Knowledge, where: str, *, relu: bool = True) -> None:
+    """Raise AttackError where the network has no first linear layer that can be read, before any message is there."""
+    assert knowledge.model is not None
+    model = deepcopy(knowledge.model()).eval()
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    probes = _draw_probes(knowledge, next(model.parameters()))
+    weight, _ = _find_weight_and_bias(model, names, probes, where)
+    name = weight.rpartition(".")[0]
+    if relu and not is_rectified(model, name, probes):
+        raise _missing_relu_error(where, name, _REMEDY)
+
+
+def _missing_relu_error(where: str, name: str, remedy: str) -> AttackError:
+    return AttackError(
+        f"{where}: no ReLU directly follows the first linear layer '{name}', whose zeros distinguish the inputs; "
+        f"{remedy}"
+    )
+
+
+def _draw_probes(knowledge: Knowledge, like: Tensor) -> Tensor:
+    """Return random inputs, of the type and on the device of `like`."""
+    shape = (_NUM_PROBES, *(knowledge.input_shape or ()))
+    return torch.randn(shape, generator=generator("first layer")).to(like)
+
+
+def _find_weight_and_bias(model: nn.Module, trained: Collection[str], probes: Tensor, where: str) -> tuple[str, str]:
+    """Return the names of the weight and the bias of the first linear layer, which are both trained."""
+    input_layer = find_first_layer(model, probes)
+    if input_layer is None or input_layer.weight not in trained:
+        raise AttackError(
+            f"{where}: no linear layer that is trained and sent takes the inputs themselves "
+            "(convolutions, embeddings, dropout or a normalisation come first, or its weights are used twice, as by a "
+            f"term of the loss); {_REMEDY}"
+        )
+    name = input_layer.weight.rpartition(".")[0]
+    bias = f"{name}.bias".removeprefix(".")
+    if bias not in trained:
+        raise AttackError(
+            f"{where}: the first linear layer '{name}' has no bias that is trained, from "
+            f"which the scale of each input is read; {_REMEDY}"
+        )
+    if not input_layer.bias_is_used_once:
+        raise AttackError(
+            f"{where}: the model uses the bias of the first linear layer '{name}' elsewhere, too, so that its "
+            f"change does not reveal the scale of each input; {_REMEDY}"
+        )
+    return input_layer.weight, bias
 
 
 def _suggest_without_relu(layer: FirstLayer) -> str:

@@ -9,12 +9,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from adversaries.exact.layer import FirstLayer, predict_labels, read_first_layer
+from adversaries.exact.layer import FirstLayer, check_first_layer, predict_labels, read_first_layer
 from adversaries.exact.lone_examples import LayerChange, find_lone_examples, measure_change
 from adversaries.exact.unit_supports import find_supports
 from fedsim.base.errors import AttackError
 from fedsim.base.papers import cite
-from fedsim.interfaces.attack import GROUP, Attack, Paper, Progress, RoundsNeeded, Target, warn
+from fedsim.interfaces.attack import GROUP, Attack, Knowledge, Paper, Progress, RoundsNeeded, Target, warn
 from fedsim.interfaces.findings import ExampleGroups
 
 
@@ -45,6 +45,10 @@ class Sratta(Attack):
     reads: ClassVar[frozenset[str]] = frozenset({GROUP})
     rounds_needed: ClassVar[RoundsNeeded] = 2
     main_metric: ClassVar[str] = "pairs_right"
+
+    def check_facts(self, knowledge: Knowledge) -> None:
+        """Refuse a network without a first linear layer that it reads."""
+        check_first_layer(knowledge, "the network")
 
     def _run(self, target: Target, progress: Progress) -> ExampleGroups:
         if not target.members:

@@ -84,7 +84,17 @@ class ClientSize(Attack):
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
     needs_num_examples: ClassVar[bool] = False
 
+    def check_facts(self, knowledge: Knowledge) -> None:
+        """Refuse too few auxiliary records, and training that is not simulated."""
+        SimulatedClients(knowledge)
+        if (count := len(knowledge.auxiliary.inputs if knowledge.auxiliary else ())) < 2:
+            raise AttackError(
+                f"there are {count} auxiliary records, and clients of unlike sizes are simulated on them; raise "
+                "adversary.auxiliary"
+            )
+
     def _run(self, target: Target, progress: Progress) -> ExampleCount:
+        self.check_facts(target.knowledge)
         update = target.read_update()
         return self._claim_count(update, progress, _Sizes(target.knowledge, update, self.simulated))
 
@@ -93,6 +103,7 @@ class ClientSize(Attack):
         latest: list[_Sizes] = []
 
         def claim_count(task: VictimTask) -> ExampleCount:
+            self.check_facts(task.target.knowledge)
             update = task.target.read_update()
             if not latest or not latest[0].fits(task.target.knowledge, update):
                 latest[:] = [_Sizes(task.target.knowledge, update, self.simulated)]
@@ -125,11 +136,6 @@ class _Sizes:
         records = knowledge.auxiliary
         assert records is not None
         assert knowledge.model is not None
-        if len(records.inputs) < 2:
-            raise AttackError(
-                f"there are {len(records.inputs)} auxiliary records, and clients of unlike sizes are simulated on "
-                "them; raise adversary.auxiliary"
-            )
         self.clients = SimulatedClients(knowledge)
         self.largest = len(records.inputs)
         self._knowledge, self._template, self._simulated = knowledge, template, simulated

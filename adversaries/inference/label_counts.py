@@ -8,10 +8,10 @@ from typing import ClassVar
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from adversaries.inference.label_distribution import infer_label_distribution
+from adversaries.inference.label_distribution import check_output_layer, infer_label_distribution
 from fedsim.base.loss_term import prediction_loss
 from fedsim.base.papers import cite
-from fedsim.interfaces.attack import ALL, Attack, Paper, Progress, RoundsNeeded, Target
+from fedsim.interfaces.attack import ALL, Attack, Knowledge, Paper, Progress, RoundsNeeded, Target
 from fedsim.interfaces.findings import LabelDistribution
 from fedsim.inversion.labels.last_layer import last_layer, untrained_layer_error
 from fedsim.inversion.labels.updates import count_labels
@@ -36,6 +36,10 @@ class LabelCounts(Attack):
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
     uses: ClassVar[frozenset[str]] = OPTIMIZER_FACTS | {"learning_rate", "local_epochs", "batch_size", "defenses"}
     rounds_needed: ClassVar[RoundsNeeded] = ALL
+
+    def check_facts(self, knowledge: Knowledge) -> None:
+        """Refuse a network that does not end in a layer by which labels are counted."""
+        check_output_layer(knowledge)
 
     def _run(self, target: Target, progress: Progress) -> LabelDistribution:
         knowledge = target.knowledge

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 
 import torch
 from torch import Tensor
 
 from fedsim.base.errors import AttackError, KnowledgeError
-from fedsim.interfaces.attack import Progress, Target
+from fedsim.interfaces.attack import Knowledge, Progress, Target
 from fedsim.interfaces.findings import LabelDistribution
+from fedsim.inversion.labels.last_layer import output_layer
 from fedsim.recording.wire_format import Update
 
 ClassCounter = Callable[[Update], Tensor]
@@ -39,14 +41,29 @@ def infer_label_distribution(
         try:
             counts = rule(update).double().cpu()
         except KnowledgeError as error:  # its remedy, to grant the labels, does not help here
-            raise AttackError(
-                f"{where}: {str(error).partition(';')[0]}; attack a model that ends in a linear layer with a bias (for "
-                "masks a convolution), which is trained, and whose outputs are classes"
-            ) from error
+            raise AttackError(f"{where}: {_explain_layer(error)}") from error
         shares_by_round.append(_subtract_smoothing(counts, smoothing or 0.0))
         distance = (shares_by_round[-1] - torch.stack(shares_by_round).mean(0)).abs().sum() / 2
         progress(rounds_so_far, len(rounds), {"objective": float(distance)})
     return LabelDistribution(rounds=torch.tensor(rounds), shares=torch.stack(shares_by_round))
+
+
+def check_output_layer(knowledge: Knowledge) -> None:
+    """Raise AttackError where the network does not end in a linear layer by which labels are counted."""
+    assert knowledge.model is not None
+    model = deepcopy(knowledge.model()).eval()
+    try:
+        output_layer(model, next(model.parameters()).new_zeros((2, *(knowledge.input_shape or ()))))
+    except KnowledgeError as error:
+        raise AttackError(_explain_layer(error)) from error
+
+
+def _explain_layer(error: KnowledgeError) -> str:
+    """Return why the last layer counts no labels, with another remedy than to grant the labels."""
+    return (
+        f"{str(error).partition(';')[0]}; attack a model that ends in a linear layer with a bias (for masks a "
+        "convolution), which is trained, and whose outputs are classes"
+    )
 
 
 def _subtract_smoothing(counts: Tensor, smoothing: float) -> Tensor:

@@ -8,10 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from adversaries.inference.label_distribution import infer_label_distribution
+from adversaries.inference.label_distribution import check_output_layer, infer_label_distribution
 from fedsim.base.errors import AttackError
 from fedsim.base.papers import cite
-from fedsim.interfaces.attack import ALL, Attack, Paper, Progress, RoundsNeeded, Target, warn
+from fedsim.interfaces.attack import ALL, Attack, Knowledge, Paper, Progress, RoundsNeeded, Target, warn
 from fedsim.interfaces.findings import LabelDistribution
 from fedsim.inversion.labels.last_layer import last_layer, untrained_layer_error
 from fedsim.inversion.labels.logit_gradient import logit_gradient
@@ -40,6 +40,10 @@ class LabelLeakage(Attack):
     paper: ClassVar[Paper] = cite("Wainakh2022")
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
     rounds_needed: ClassVar[RoundsNeeded] = ALL
+
+    def check_facts(self, knowledge: Knowledge) -> None:
+        """Refuse a network that does not end in a layer by which labels are counted."""
+        check_output_layer(knowledge)
 
     def _run(self, target: Target, progress: Progress) -> LabelDistribution:
         knowledge = target.knowledge

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from adversaries.inference.label_distribution import infer_label_distribution
 from fedsim.base.errors import AttackError, KnowledgeError
 from fedsim.base.papers import cite
-from fedsim.interfaces.attack import ALL, Attack, Paper, Progress, RoundsNeeded, Target
+from fedsim.base.task import goal_of
+from fedsim.interfaces.attack import ALL, Attack, Knowledge, Paper, Progress, RoundsNeeded, Target
 from fedsim.interfaces.findings import LabelDistribution
 from fedsim.inversion import MEAN_GRADIENT_FACTS
 from fedsim.inversion.problem import InversionProblem
@@ -44,17 +45,20 @@ class PixelShares(Attack):
     rounds_needed: ClassVar[RoundsNeeded] = ALL
     vector_targets: ClassVar[bool] = True
 
+    def check_facts(self, knowledge: Knowledge) -> None:
+        """Refuse a loss that is not one of masks."""
+        if goal_of(knowledge.loss) != "masks":
+            raise AttackError(
+                "it is an attack on masks, and the loss is not one of pixels; choose another attack, as label-counts"
+            )
+
     def _run(self, target: Target, progress: Progress) -> LabelDistribution:
         knowledge = target.knowledge
         warn_unless_plain_sgd(self, knowledge, f"client {target.victim}")
 
         def count_pixels(update: Update) -> Tensor:
             problem = build_problem(update, knowledge)
-            if problem.goal != "masks":
-                raise AttackError(
-                    f"{self.title} is an attack on masks, and the loss is not one of pixels; choose another attack, as "
-                    "label-counts"
-                )
+            self.check_facts(knowledge)
             noise = torch.rand((_PROBES, *(knowledge.input_shape or ())), generator=target.rng)
             inputs = problem.scaling.low + (problem.scaling.high - problem.scaling.low) * noise.to(problem.before[0])
             if knowledge.auxiliary is not None:

@@ -20,6 +20,7 @@ from fedsim.interfaces.attack import (
     ALL,
     CLIENT,
     Attack,
+    Knowledge,
     Paper,
     Progress,
     PropertyRecords,
@@ -92,6 +93,12 @@ class PropertyInference(Attack):
         super().__post_init__()
         if self.absent >= self.present:
             raise ConfigError(f"absent: expected a smaller share than present = {self.present}, got {self.absent}")
+
+    def check_facts(self, knowledge: Knowledge) -> None:
+        """Refuse records that do not all say whether they have the property, and training that is not simulated."""
+        assert knowledge.property_records is not None
+        SimulatedClients(knowledge)
+        _Batches(knowledge.property_records, same=self.same_classes)
 
     def _run(self, target: Target, progress: Progress) -> PropertyPresence:
         property_records = target.knowledge.property_records

@@ -81,6 +81,10 @@ class LabelsFromUpdates(Attack):
     uses: ClassVar[frozenset[str]] = OPTIMIZER_FACTS | {"defenses", "label_smoothing", "loss"}
     rounds_needed: ClassVar[RoundsNeeded] = ALL
 
+    def check_facts(self, knowledge: Knowledge) -> None:
+        """Refuse auxiliary records without classes."""
+        _Confidences(self, knowledge)
+
     def _run(self, target: Target, progress: Progress) -> LabelDistribution:
         knowledge = target.knowledge
         warn_unless_plain_sgd(

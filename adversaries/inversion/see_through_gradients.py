@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedsim.base.constraints import NonNegativeFloat, PositiveFloat, PositiveInt
@@ -73,19 +74,24 @@ class SeeThroughGradients(GradientInversion):
     paper: ClassVar[Paper] = cite("Yin2021")
     needs: ClassVar[frozenset[str]] = GradientInversion.needs | MEAN_GRADIENT_FACTS
 
+    def check_facts(self, knowledge: Knowledge) -> None:
+        """Refuse a network without BatchNorm layers where their statistics count."""
+        super().check_facts(knowledge)
+        assert knowledge.model is not None
+        if self.bn_weight and not _list_batch_norms(knowledge.model()):
+            raise _missing_statistics_error("the network", "the model has none")
+
     def _problem(self, update: Update, knowledge: Knowledge) -> InversionProblem:
         return build_problem(update, knowledge, use_batch_statistics=self.exact_statistics)
 
     def _recipe(self, problem: InversionProblem) -> Recipe:
         # Check that the client returned what the BatchNorm prior needs.
-        layers = [name for name, module in problem.model.named_modules() if isinstance(module, _BatchNorm)]
+        layers = _list_batch_norms(problem.model)
         means = {f"{name}.running_mean".removeprefix(".") for name in layers}
         returned_means = means & problem.returned_buffers.keys()
         if self.bn_weight and (not layers or len(returned_means) < len(layers)):
             reason = "the client returned no statistics of theirs" if layers else "the model has none"
-            raise AttackError(
-                f"{problem.where}: bn_weight is a prior on BatchNorm layers, and {reason}; set bn_weight = 0"
-            )
+            raise _missing_statistics_error(problem.where, reason)
 
         # Simulate the local steps of at most one epoch.
         assert problem.batch_size is not None
@@ -110,3 +116,11 @@ class SeeThroughGradients(GradientInversion):
             noise=self.noise,
             one_step=not unrolls_training,
         )
+
+
+def _list_batch_norms(model: nn.Module) -> list[str]:
+    return [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
+
+
+def _missing_statistics_error(where: str, reason: str) -> AttackError:
+    return AttackError(f"{where}: bn_weight is a prior on BatchNorm layers, and {reason}; set bn_weight = 0")

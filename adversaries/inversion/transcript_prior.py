@@ -92,13 +92,14 @@ class TranscriptPrior(Attack):
     rounds_needed: ClassVar[RoundsNeeded] = ALL
     needs_client_ids: ClassVar[bool] = False
 
+    def check_facts(self, knowledge: Knowledge) -> None:
+        """Refuse examples that are no images."""
+        if len(shape := knowledge.input_shape or ()) != 3:
+            raise AttackError(f"it generates images, and examples are of shape {shape}; choose 'inverting-gradients'")
+
     def _run(self, target: Target, progress: Progress) -> Finding:
-        shape = target.knowledge.input_shape
-        if shape is None or len(shape) != 3:
-            raise AttackError(
-                f"client {target.victim}: {self.title} generates images, and examples are of shape {shape}; "
-                "choose 'inverting-gradients'"
-            )
+        self.check_facts(target.knowledge)
+        shape = tuple(target.knowledge.input_shape or ())
         update = target.read_update(target.participation_rounds()[0])
         total = self.tasks + self.latent_iterations + self.tuning_iterations
 

@@ -8,7 +8,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from adversaries.text.attention_span import MIN_COMPLEMENT, AttentionSpan, attention_weight_names, find_span_weights
 from adversaries.text.embedding import find_token_embedding
@@ -273,7 +273,7 @@ def check_num_texts(update: Update) -> None:
 def read_transformer(update: Update, knowledge: Knowledge) -> tuple[TransformerModule, NamedStates, str]:
     """Return the transformer at w_0 in float64, the message under its names, and what to call the message in errors."""
     where = f"round {update.round}, client {update.client}"
-    model = check_blocks(find_token_embedding(knowledge)[0], knowledge, where)
+    model = find_transformer(knowledge, where)
     states = named_states(update, model, where)
     model.load_state_dict({**model.state_dict(), **states.before})
     model.double()
@@ -286,8 +286,9 @@ def read_transformer(update: Update, knowledge: Knowledge) -> tuple[TransformerM
     return model.requires_grad_(False), states, where
 
 
-def check_blocks(model: nn.Module, knowledge: Knowledge, where: str) -> TransformerModule:
-    """Return `model` if its blocks can be read."""
+def find_transformer(knowledge: Knowledge, where: str) -> TransformerModule:
+    """Build the network and return it if its blocks can be read."""
+    model = find_token_embedding(knowledge)[0]
     if not isinstance(model, TransformerModule):
         raise AttackError(
             f"{where}: the model is a {type(model).__name__}, expected one of transformer-encoder and "

@@ -10,13 +10,13 @@ import torch
 from annotated_types import MinLen
 from torch import Tensor
 
-from adversaries.text.attention_blocks import AttentionBlocks, check_num_texts
+from adversaries.text.attention_blocks import AttentionBlocks, check_num_texts, find_transformer
 from adversaries.text.decoder_search import DecoderSearch
 from adversaries.text.encoder_search import find_encoder_texts
 from fedsim.base.constraints import PositiveInt, PositiveShareBelowOne
 from fedsim.base.errors import AttackError
 from fedsim.base.papers import cite
-from fedsim.interfaces.attack import Attack, Paper, Progress, Subject, Target, warn
+from fedsim.interfaces.attack import Attack, Knowledge, Paper, Progress, Subject, Target, warn
 from fedsim.interfaces.findings import Texts
 from fedsim.inversion.training_mismatch import warn_of_dropout
 
@@ -80,6 +80,10 @@ class Dager(Attack):
     paper: ClassVar[Paper] = cite("Petrov2024")
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape"})
     subject: ClassVar[Subject] = "texts"
+
+    def check_facts(self, knowledge: Knowledge) -> None:
+        """Refuse a network that is no transformer of the form that it reads."""
+        find_transformer(knowledge, "the network")
 
     def _run(self, target: Target, progress: Progress) -> Texts:
         update, knowledge = target.read_update(), target.knowledge

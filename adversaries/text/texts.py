@@ -31,7 +31,7 @@ from adversaries.text.embedding_space import EmbeddingSpace, problem_lexicon
 from adversaries.text.word_exchange import exchange_words
 from fedsim.base.constraints import NonNegativeInt
 from fedsim.base.papers import cite
-from fedsim.interfaces.attack import Attack, Paper, Progress, Subject, Target
+from fedsim.interfaces.attack import Attack, Knowledge, Paper, Progress, Subject, Target
 from fedsim.interfaces.findings import Reconstruction, Texts
 from fedsim.inversion.descent import offset_progress
 from fedsim.inversion.labels.updates import count_labels
@@ -64,6 +64,11 @@ class TextAttack(Attack):
     uses: ClassVar[frozenset[str]] = frozenset({"labels"})
     subject: ClassVar[Subject] = "texts"
     vector_targets: ClassVar[bool] = False  # labels are counted as classes
+
+    def check_facts(self, knowledge: Knowledge) -> None:
+        """Refuse a network without an embedding of tokens."""
+        super().check_facts(knowledge)
+        find_token_embedding(knowledge)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +195,10 @@ class EmbeddingRows(Attack):
     uses: ClassVar[frozenset[str]] = MEAN_GRADIENT_FACTS | {"labels", "momentum", "optimizer"}
     subject: ClassVar[Subject] = "texts"
     main_metric: ClassVar[str] = "words_found"
+
+    def check_facts(self, knowledge: Knowledge) -> None:
+        """Refuse a network without an embedding of tokens."""
+        find_token_embedding(knowledge)
 
     def _run(self, target: Target, progress: Progress) -> Texts:
         update, knowledge = target.read_update(), target.knowledge

@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from adversaries.text.attention_blocks import AttentionBlocks, check_num_texts, read_transformer
+from adversaries.text.attention_blocks import AttentionBlocks, check_num_texts, find_transformer, read_transformer
 from adversaries.text.attention_span import AttentionSpan, find_span_weights
 from adversaries.text.decoder_search import DecoderSearch
 from adversaries.text.encoder_search import find_encoder_texts
@@ -91,6 +91,10 @@ class Tiger(Attack):
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape"})
     uses: ClassVar[frozenset[str]] = MEAN_GRADIENT_FACTS | {"defenses"}
     subject: ClassVar[Subject] = "texts"
+
+    def check_facts(self, knowledge: Knowledge) -> None:
+        """Refuse a network that is no transformer of the form that it reads."""
+        find_transformer(knowledge, "the network")
 
     def _run(self, target: Target, progress: Progress) -> Texts:
         update, knowledge = target.read_update(), target.knowledge

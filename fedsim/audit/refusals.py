@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from fedsim.audit.observers import shows_sums
 from fedsim.audit.threat_model import facts_in_headers, private_facts
 from fedsim.audit.visibility import explain_group_refusal
-from fedsim.base.errors import KnowledgeError, TranscriptError
+from fedsim.base.errors import AttackError, KnowledgeError, TranscriptError
 from fedsim.federation.adversary_tables import AdversaryTable
 from fedsim.federation.config import Config
 from fedsim.federation.run_folder import read_refusals
@@ -19,11 +20,13 @@ from fedsim.recording.header import Header
 if TYPE_CHECKING:
     from fedsim.audit.audit import Audit
 
+log = logging.getLogger(__name__)
+
 
 def find_refusals(audit: Audit) -> dict[str, str]:
     """Map the title of each attack that cannot be made to the sentence that says why.
 
-    Such an attack lacks knowledge that it needs, is for other data, cannot read sums over groups, or
+    Such an attack lacks knowledge that it needs, is for other data or networks, cannot read sums over groups, or
     builds on an attack that cannot be made.
     """
     granted_facts = [*private_facts(audit.spec.adversary), *_facts_in_headers(audit)]
@@ -37,6 +40,7 @@ def find_refusals(audit: Audit) -> dict[str, str]:
             _check_observations(audit, attack)
             _check_message_facts(audit.spec.adversary, attack)
             _check_round_count(audit, attack)
+            _check_facts(audit, attack)
         except KnowledgeError as error:
             reasons[title] = str(error)
         source = attack.builds_on
@@ -78,6 +82,21 @@ def _check_observations(audit: Audit, attack: Attack) -> None:
         shows_sums_alone = shows_sums(audit.transcript)
     if shows_sums_alone and not attack.accepted_observations & {GROUP, GROUPS}:
         raise KnowledgeError(f"{attack.title} does not apply: {explain_group_refusal(attack, who)}")
+    if audit.experiment and who == "server" and not shows_sums_alone and attack.accepted_observations == {GROUP}:
+        raise KnowledgeError(
+            f"{attack.title} does not apply: it reads sums over clients, and the server sees each message in clear; "
+            "choose an attack on single messages, or set [secure_aggregation]"
+        )
+
+
+def _check_facts(audit: Audit, attack: Attack) -> None:
+    """Raise KnowledgeError where `attack` refuses what is known before any message, see `Attack.check_facts`."""
+    try:
+        attack.check_facts(audit.granted_knowledge.restrict_to(attack.facts_to_grant()))
+    except (AttackError, KnowledgeError) as error:
+        raise KnowledgeError(f"{attack.title} does not apply: {error}") from error
+    except Exception as error:  # whatever a stranger's network raises; the attack itself says it of each victim
+        log.debug("%s: its check before any message failed (%s)", attack.title, error)
 
 
 def _check_message_facts(adversary: AdversaryTable, attack: Attack) -> None:

@@ -114,7 +114,7 @@ class FederationTable(Table):
     clients: int = Field(default=10, ge=1, le=10_000_000, description="Number of clients.")
     rounds: int = Field(default=1, ge=1, le=1_000_000, description="Number of rounds.")
     straggler_probability: float = Field(
-        default=0.0, ge=0, le=1, description="Probability with which a client sends nothing in a round."
+        default=0.0, ge=0, lt=1, description="Probability with which a client sends nothing in a round."
     )
     evaluate_every: int = Field(
         default=1,

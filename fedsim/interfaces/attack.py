@@ -300,6 +300,19 @@ class Attack(CheckedSettings, ABC):
                 f"grant it under [adversary.knowledge]{describe_grants(missing)} or choose another attack"
             )
 
+    def check_facts(self, knowledge: Knowledge) -> None:
+        """Refuse what is known before any message to be nothing that it can be made on; nothing by default.
+
+        It is called before a federation runs, and `run` does not rely on it.
+
+        Args:
+            knowledge: what it is granted, without what is private to a victim.
+
+        Raises:
+            AttackError: such as of a network of a form that it does not read, or of too few auxiliary records.
+        """
+        del knowledge
+
     def _check_target(self, target: Target) -> Target:
         """Check that knowledge and rounds suffice; return the target with the declared facts."""
         self.check_knowledge(target.knowledge)

@@ -30,6 +30,7 @@ from fedsim.inversion.inversion_task import InversionTask
 from fedsim.inversion.labels.problem_labels import find_labels
 from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.problem_builder import build_problem
+from fedsim.inversion.public_fits import check_public_records
 from fedsim.inversion.public_priors import PriorName, add_public_prior
 from fedsim.inversion.recipe import INPUT_MOMENTS, MEAN_GRADIENT_FACTS, Recipe
 from fedsim.inversion.recipe_changes import match_mixtures, match_private_parts, optimise_vector_targets
@@ -101,6 +102,11 @@ class GradientInversion(Attack):
     def required_facts(self) -> frozenset[str]:
         """Return the facts without which it cannot work: those of `needs`, and public records for a prior."""
         return self.needs | (frozenset() if self.prior == "none" else {"auxiliary"})
+
+    def check_facts(self, knowledge: Knowledge) -> None:
+        """Refuse auxiliary records to which its prior cannot be fitted."""
+        if self.prior != "none":
+            check_public_records(knowledge.auxiliary, knowledge.input_shape, f"prior = '{self.prior}'")
 
     # What a subclass may override.
 

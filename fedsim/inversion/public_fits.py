@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -167,22 +167,24 @@ def image_patches(images: Tensor, size: int, stride: int) -> Tensor:
 
 
 def _check_records(problem: InversionProblem, shape: tuple[int, ...] | None) -> Records:
-    records = problem.auxiliary
+    return check_public_records(problem.auxiliary, shape, problem.where)
+
+
+def check_public_records(records: Records | None, shape: Sequence[int] | None, where: str) -> Records:
+    """Return the auxiliary records; raise AttackError where no prior can be fitted to them."""
     if records is None:
         raise AttackError(
-            f"{problem.where}: a prior is fitted to auxiliary records, and none are granted; set "
+            f"{where}: a prior is fitted to auxiliary records, and none are granted; set "
             "[adversary.knowledge] auxiliary = true"
         )
     found = tuple(records.inputs.shape[1:])
     if shape is not None and found != tuple(shape):
         raise AttackError(
-            f"{problem.where}: auxiliary records are of shape {found}, and the victim's of {tuple(shape)}; grant "
+            f"{where}: auxiliary records are of shape {found}, and the victim's of {tuple(shape)}; grant "
             "records of the same shape"
         )
     if len(records.inputs) < 2:
-        raise AttackError(
-            f"{problem.where}: a prior is fitted to two auxiliary records at least; raise adversary.auxiliary"
-        )
+        raise AttackError(f"{where}: a prior is fitted to two auxiliary records at least; raise adversary.auxiliary")
     return records
 
 

@@ -16,8 +16,10 @@ from fedsim.api.adversaries import Adversary
 from fedsim.audit.audit import Audit, open_audit
 from fedsim.base.errors import ConfigError, KnowledgeError
 from fedsim.federation.config import AttackFile
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.integrity import compare_with_manifest
 from fedsim.federation.open_run import OpenRun
+from fedsim.federation.resolve import resolve
 from fedsim.federation.run_folder import read_refusals
 from fedsim.federation.table_validation import validate_tables
 from fedsim.report.page import write_report
@@ -82,6 +84,42 @@ def test_what_cannot_be_made_is_said_before_training_and_the_others_go_on(
     notes = re.findall(r'<p class="note">(Not made: .*?)</p>', page)
     assert [note.split(" ")[2] for note in notes] == ["membership-white-box", "tgias-ro-text"]
     assert {path.name for path in (tmp_path / "run" / "findings").iterdir()} == {"sme"}
+
+
+TABLE = {"name": "leaf-synthetic", "features": 6, "classes": 3, "clients": 2, "examples_per_client": 8}
+
+
+@pytest.mark.parametrize(
+    ("attack", "tables", "reason"),
+    [
+        ("spear-ica", {"model": {"name": "linear"}}, "no ReLU directly follows the first linear layer"),
+        (
+            "cocktail-party",
+            {"model": {"name": "resnet8"}},
+            "no linear layer that is trained and sent takes",
+        ),
+        ("see-through-gradients", {}, "bn_weight is a prior on BatchNorm layers, and the model has none"),
+        ("sratta", {}, "it reads sums over clients, and the server sees each message in clear"),
+        ("pixel-shares", {}, "it is an attack on masks, and the loss is not one of pixels"),
+        ("map", {}, "a prior is fitted to two auxiliary records at least; raise adversary.auxiliary"),
+        ("client-size", {}, "there are 1 auxiliary records, and clients of unlike sizes are simulated on them"),
+        ("giml", {"data": TABLE, "partition": {"name": "natural"}}, "it generates images, and examples are of shape"),
+    ],
+)
+def test_a_network_and_records_that_an_attack_cannot_use_are_refused_before_any_training(
+    attack: str, tables: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    adversary = {"victims": [0], "rounds": "all", "auxiliary": 1, "knowledge": {"auxiliary": True}}
+    config = make_tiny_config(**{**TABLES, "adversary": adversary, "attack": [{"name": attack}], **tables})
+    found = Audit(
+        folder=OpenRun(tmp_path / "run"),
+        spec=config,
+        experiment=Experiment(resolve(config)),
+        base_folder=tmp_path,
+        awaits_run=True,
+    )
+    assert f"{attack} does not apply: " in found.refusal_reasons[attack]
+    assert reason in found.refusal_reasons[attack]
 
 
 def test_a_file_of_which_nothing_can_be_made_starts_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,7 @@ from fedsim.federation.data_folder import find_data_folder
 from fedsim.federation.experiment import Experiment
 from fedsim.federation.experiment_file import load_config
 from fedsim.federation.open_run import OpenRun
+from fedsim.federation.resolve import resolve
 from fedsim.federation.run_folder import read_rows
 from fedsim.federation.table_validation import validate_tables
 from fedsim.interfaces.findings import Texts
@@ -56,6 +57,19 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "strategy": {"name": "fedsgd", "learning_rate": 0.01},
         "adversary": {"when": "never", "victims": [0, 1], "rounds": "all", "workers": 1},
     }  # fmt: skip
+
+
+def test_a_text_network_that_an_attack_does_not_read_is_refused_before_any_training(
+    tables: dict[str, Any], tmp_path: Path
+) -> None:
+    config = make_tiny_config(**tables, attack=[{"name": "dager"}, {"name": "embedding-rows"}])
+    experiment = Experiment(resolve(config))
+    audit = Audit(
+        folder=OpenRun(tmp_path), spec=config, experiment=experiment, base_folder=tmp_path, awaits_run=True, trust=True
+    )
+    [reason] = audit.refusal_reasons.values()
+    assert reason.startswith("dager does not apply: the network: the model is a ")
+    assert "expected one of transformer-encoder and" in reason
 
 
 def test_a_federation_on_texts_is_attacked_scored_and_reported(tables: dict[str, Any], tmp_path: Path) -> None:
