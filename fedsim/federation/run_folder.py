@@ -33,21 +33,26 @@ _MAX_DIGITS = 20
 """Most digits of a count: those of Flower's node ids, which have 64 bits."""
 
 
+class _PathInRun:
+    """A file or folder that has one name in all runs."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: RunFolder, owner: type[RunFolder]) -> Path:
+        return run.path / self._name
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """Folder into which everything of one run is written."""
 
     path: Path
 
-    @property
-    def experiment(self) -> Path:
-        """Return the path of the resolved experiment file."""
-        return self.path / "experiment.toml"
-
-    @property
-    def app(self) -> Path:
-        """Return the path of what says how a Flower app was run; there is none where something else was."""
-        return self.path / "app.toml"
+    experiment = _PathInRun("experiment.toml")
+    """Resolved experiment file."""
+    app = _PathInRun("app.toml")
+    """How a Flower app was run; there is none where something else was."""
 
     @property
     def transcript(self) -> Path:
@@ -60,100 +65,44 @@ class RunFolder:
             return self.path
         return folder
 
-    @property
-    def colluders(self) -> Path:
-        """Return the folder of what colluding clients added to secure sums, where that is kept."""
-        return self.path / "colluders"
-
-    @property
-    def findings(self) -> Path:
-        """Return the folder of the attacks' findings, one safetensors file each."""
-        return self.path / "findings"
-
-    @property
-    def scores(self) -> Path:
-        """Return the path of the scores, a row per attack, victim, round, repeat and metric."""
-        return self.path / "scores.csv"
-
-    @property
-    def images(self) -> Path:
-        """Return the path of the scores of single images."""
-        return self.path / "image-scores.csv"
-
-    @property
-    def score_inputs(self) -> Path:
-        """Return the path of what scores follow from, a hash for each finding."""
-        return self.path / "score-inputs.json"
-
-    @property
-    def refusals(self) -> Path:
-        """Return the path of the attacks that could not be made, each with the reason."""
-        return self.path / "refused.csv"
-
-    @property
-    def failures(self) -> Path:
-        """Return the path of the attacks that failed on a victim, each with the error."""
-        return self.path / "failed.csv"
-
-    @property
-    def states(self) -> Path:
-        """Return the folder of trained models that the experiment saves."""
-        return self.path / "states"
-
-    @property
-    def optima(self) -> Path:
-        """Return the folder of clients' optimal local models, which the evaluator computes."""
-        return self.path / "optima"
-
-    @property
-    def metrics(self) -> Path:
-        """Return the path of accuracy and loss per round, of the server and of each client."""
-        return self.path / "metrics.csv"
-
-    @property
-    def epsilons(self) -> Path:
-        """Return the path of proved and measured epsilon, by client with canaries and defense."""
-        return self.path / "empirical-epsilon.csv"
-
-    @property
-    def ledger(self) -> Path:
-        """Return the path of the privacy ledger: each client's rounds and proved privacy loss."""
-        return self.path / "ledger.csv"
-
-    @property
-    def tested_examples(self) -> Path:
-        """Return the path of how many examples an app tests on, where its clients train on them."""
-        return self.path / "tested-examples.csv"
-
-    @property
-    def exposure(self) -> Path:
-        """Return the path of the exposure that clients measured before they sent."""
-        return self.path / "exposure.csv"
-
-    @property
-    def geometry(self) -> Path:
-        """Return the path of how well one gradient can match each recorded update."""
-        return self.path / "geometry.csv"
-
-    @property
-    def report(self) -> Path:
-        """Return the path of the report, one self-contained page."""
-        return self.path / "report.html"
-
-    @property
-    def tensorboard(self) -> Path:
-        """Return the folder of event files for TensorBoard, with a folder for each curve."""
-        return self.path / "tensorboard"
-
-    @property
-    def checkpoint(self) -> Path:
-        """Return the path of model and strategy after the last complete round."""
-        return self.path / SEALED_FILE
-
-    @property
-    def log(self) -> Path:
-        """Return the path of the log."""
-        return self.path / "log.txt"
+    colluders = _PathInRun("colluders")
+    """What colluding clients added to secure sums, where that is kept."""
+    findings = _PathInRun("findings")
+    """Attacks' findings, one safetensors file each."""
+    scores = _PathInRun("scores.csv")
+    """Scores, a row per attack, victim, round, repeat and metric."""
+    images = _PathInRun("image-scores.csv")
+    """Scores of single images."""
+    score_inputs = _PathInRun("score-inputs.json")
+    """What scores follow from, a hash for each finding."""
+    refusals = _PathInRun("refused.csv")
+    """Attacks that could not be made, each with the reason."""
+    failures = _PathInRun("failed.csv")
+    """Attacks that failed on a victim, each with the error."""
+    states = _PathInRun("states")
+    """Trained models that the experiment saves."""
+    optima = _PathInRun("optima")
+    """Clients' optimal local models, which the evaluator computes."""
+    metrics = _PathInRun("metrics.csv")
+    """Accuracy and loss per round, of the server and of each client."""
+    epsilons = _PathInRun("empirical-epsilon.csv")
+    """Proved and measured epsilon, by client with canaries and defense."""
+    ledger = _PathInRun("ledger.csv")
+    """Privacy ledger: each client's rounds and proved privacy loss."""
+    tested_examples = _PathInRun("tested-examples.csv")
+    """How many examples an app tests on, where its clients train on them."""
+    exposure = _PathInRun("exposure.csv")
+    """Exposure that clients measured before they sent."""
+    geometry = _PathInRun("geometry.csv")
+    """How well one gradient can match each recorded update."""
+    report = _PathInRun("report.html")
+    """Report, one self-contained page."""
+    tensorboard = _PathInRun("tensorboard")
+    """Event files for TensorBoard, with a folder for each curve."""
+    checkpoint = _PathInRun(SEALED_FILE)
+    """Model and strategy after the last complete round."""
+    log = _PathInRun("log.txt")
+    """Log of the run."""
 
     def check_kinds(self) -> None:
         """Check that all paths that fedsim reads or writes here are files and folders.
