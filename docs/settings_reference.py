@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fedsim.api.tables import LISTS, TABLES, describe_class, describe_table
+from fedsim.api.tables import LISTS, TABLES, describe_class, describe_table, read_setting_texts
 from fedsim.federation.app_file import AppFederationTable
 from fedsim.plugins import registry
 from fedsim.plugins.descriptions import describe_plugin
-from fedsim.plugins.setting_texts import read_setting_texts
 
 PAGE = Path(__file__).parent / "reference" / "settings.md"
 HEAD = """# All settings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
@@ -36,7 +36,6 @@ from fedsim.federation.privacy_tables import (
 )
 from fedsim.federation.table import PluginTable, Table
 from fedsim.plugins.descriptions import format_type
-from fedsim.plugins.setting_texts import read_setting_texts
 from fedsim.recording.message_format import MessageFormat
 from fedsim.sweeps.file import SweepTable
 from fedsim.training.settings import LocalTraining
@@ -158,3 +157,33 @@ def _add_range(kind: Any, limits: Sequence[Any]) -> Any:
 def _format_field_type(kind: Any) -> str:
     """Return the type of a key as text; a class of a table is a table to the author of a file."""
     return _TABLE_CLASS.sub("table", format_type(kind)).replace("typing.", "")
+
+
+_SECTION = re.compile(r"^(?:Args|Attributes):\n((?:(?: .*)?\n)*)", re.MULTILINE)
+_ENTRY = re.compile(r"^ {4}(\w+): (.*\n(?: {8}.*\n)*)", re.MULTILINE)
+
+
+def read_setting_texts(cls: type) -> dict[str, str]:
+    """Return what docstrings say of each setting; a class takes precedence over its bases.
+
+    >>> class Blur:
+    ...     '''Blur images.
+    ...
+    ...     Args:
+    ...         width: of the kernel,
+    ...             in pixels.
+    ...     '''
+    >>> read_setting_texts(Blur)
+    {'width': 'of the kernel, in pixels.'}
+    """
+    texts: dict[str, str] = {}
+    for owner in reversed(inspect.getmro(cls)):
+        texts |= _read_entries(owner.__doc__ or "")
+    return texts
+
+
+def _read_entries(docstring: str) -> Iterator[tuple[str, str]]:
+    """Yield name and text of each entry, the text in one line."""
+    for section in _SECTION.findall(f"{inspect.cleandoc(docstring)}\n"):
+        for name, text in _ENTRY.findall(section):
+            yield name, " ".join(text.split())

@@ -32,8 +32,14 @@ from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.problem_builder import build_problem
 from fedsim.inversion.public_fits import check_public_records
 from fedsim.inversion.public_priors import PriorName, add_public_prior
-from fedsim.inversion.recipe import INPUT_MOMENTS, MEAN_GRADIENT_FACTS, Recipe
-from fedsim.inversion.recipe_changes import match_mixtures, match_private_parts, optimise_vector_targets
+from fedsim.inversion.recipe import (
+    INPUT_MOMENTS,
+    MEAN_GRADIENT_FACTS,
+    Recipe,
+    match_mixtures,
+    match_private_parts,
+    optimise_vector_targets,
+)
 from fedsim.inversion.restart import Restart
 from fedsim.inversion.round_robin import run_round_robin
 from fedsim.inversion.shared_setup import ModelCopies, share_model

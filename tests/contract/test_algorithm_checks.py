@@ -13,7 +13,7 @@ from torch import nn
 
 from fedsim.contract import algorithms, common
 from fedsim.contract.checks import Check
-from fedsim.contract.ranges import keeps_to_its_ranges
+from fedsim.contract.common import keeps_to_its_ranges
 from fedsim.interfaces.algorithm import ClientAlgorithm, ClientResult, LocalClient
 from fedsim.interfaces.local_context import Memory
 from fedsim.recording.payloads import State

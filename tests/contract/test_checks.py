@@ -28,7 +28,7 @@ from fedsim.contract import attacks, common, datasets, defenses, engines, measur
 from fedsim.contract import findings as kinds
 from fedsim.contract import strategies as strategy_checks
 from fedsim.contract.checks import Check, CheckedPlugin, CheckResult, run_check, run_checks
-from fedsim.contract.ranges import find_violations, keeps_to_its_ranges
+from fedsim.contract.common import find_violations, keeps_to_its_ranges
 from fedsim.data import Dataset, Examples
 from fedsim.exposure.measure import Measure
 from fedsim.federation.engines.cohort import ORDER_RECORD

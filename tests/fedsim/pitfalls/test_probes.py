@@ -11,7 +11,7 @@ from fedsim.federation.federation_tables import PartitionTable
 from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.local_context import LocalContext
 from fedsim.pitfalls.defense_probe import find_missing_strength
-from fedsim.pitfalls.partition_probe import mixes_equally, suits_any_data
+from fedsim.pitfalls.setting_rules import mixes_equally, suits_any_data
 from fedsim.plugins import registry
 from fedsim.recording.wire_format import State
 from tests.clients.test_strength_zero import ZERO

@@ -12,9 +12,9 @@ from torch import Tensor
 
 import fedsim
 from clients.defenses.update_noise import UpdateNoise
-from fedsim.federation.canary_power import log_canary_power
 from fedsim.federation.config import Config
 from fedsim.federation.experiment import Experiment
+from fedsim.federation.simulation import log_canary_power
 from fedsim.interfaces.mechanism import Mechanism
 from fedsim.privacy.audit_power import describe_canaries
 from fedsim.privacy.audited_defense import AuditedDefense

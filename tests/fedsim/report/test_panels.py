@@ -14,7 +14,7 @@ from markupsafe import Markup
 from fedsim.api import pipeline
 from fedsim.audit.evaluation.score import Score
 from fedsim.base.errors import PluginError
-from fedsim.contract.reported_runs import write_runs
+from fedsim.contract.panels import write_runs
 from fedsim.federation.open_run import OpenRun
 from fedsim.interfaces.panel import Panel
 from fedsim.plugins import registry

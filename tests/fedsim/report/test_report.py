@@ -29,9 +29,9 @@ from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.report import figures, pictures
 from fedsim.report.charts import Look
-from fedsim.report.citations import bibtex
 from fedsim.report.curves import overlay_curves, training_charts
 from fedsim.report.page import write_report
+from fedsim.report.panels.reproduction import bibtex
 from tests.support.recordings import build_update
 
 SME = AttackTable(name="sme")

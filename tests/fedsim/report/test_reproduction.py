@@ -27,8 +27,8 @@ from fedsim.federation.open_run import OpenRun
 from fedsim.federation.table_validation import validate_tables
 from fedsim.plugins import registry
 from fedsim.recording.transcript import Transcript
-from fedsim.report.citations import FLOWER, bibtex
 from fedsim.report.finding_views import FindingView
+from fedsim.report.panels.reproduction import FLOWER, bibtex
 from fedsim.report.reported_run import open_reported_run
 from fedsim.report.reproduction import reproduction_of
 from fedsim.report.reproduction_files import attack_files, attack_table

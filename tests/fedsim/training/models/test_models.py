@@ -21,14 +21,13 @@ from fedsim.training.models.alexnet import AlexNet
 from fedsim.training.models.convnet import ConvNet
 from fedsim.training.models.lenet import LeNet, TgiasLeNet
 from fedsim.training.models.linear import Linear
-from fedsim.training.models.lora import LoraLinear
 from fedsim.training.models.mlp import Mlp
 from fedsim.training.models.resnet import ResNet8, ResNet18
 from fedsim.training.models.shufflenet import ShuffleNetV2
 from fedsim.training.models.sme import SmeCnn
 from fedsim.training.models.text_cnn import TextCnn
 from fedsim.training.models.torchvision import TorchVision
-from fedsim.training.models.transformer import TransformerDecoder, TransformerEncoder
+from fedsim.training.models.transformer import LoraLinear, TransformerDecoder, TransformerEncoder
 from fedsim.training.models.vgg import Vgg9
 from fedsim.training.models.vit import Vit, VitApril
 from tests.support.scripts import load_script
