@@ -93,8 +93,6 @@ def read_facts(path: Path) -> dict[str, Any]:
 
 
 def _check_facts(about: Mapping[str, Any], path: Path) -> None:
-    if not isinstance(about.get("knowledge"), dict | None):
-        raise TranscriptError(f"{path}: is damaged (knowledge is no table); remove it and attack again")
     for key, is_valid in _FACT_CHECKS.items():
         if key not in about:
             raise TranscriptError(f"{path}: is damaged (it does not say its {key}); remove it and attack again")
@@ -130,7 +128,7 @@ _FACT_CHECKS: Mapping[str, Callable[[object], bool]] = {
         lambda value: isinstance(value, str),
     ),
     **dict.fromkeys(("code", "model_code"), lambda value: value is None or isinstance(value, str)),
-    **dict.fromkeys(("settings", "changed"), lambda value: isinstance(value, dict)),
+    **dict.fromkeys(("settings", "changed", "knowledge", "app"), lambda value: isinstance(value, dict)),
     **dict.fromkeys(("first_round", "repeat"), _is_count),
     "victim": _is_client,
     **dict.fromkeys(("granted", "warnings"), _is_text_list),

@@ -214,7 +214,7 @@ def _save_finding(run: Path, attack: str, victim: int, finding: Finding) -> Mapp
         "attack": attack, "plugin": "dlg", "round": "1", "rounds": [1], "first_round": 1, "members": [],
         "victim": victim, "repeat": 0, "settings": {"source": HOSTILE}, "changed": {"source": HOSTILE}, "granted": [],
         "partial_records": "", "fingerprint": "", "variant": "0a1b", "command": f"fedsim attack {HOSTILE}",
-        "code": None, "model_code": None, "warnings": [HOSTILE], "seconds": 1.0,
+        "code": None, "model_code": None, "knowledge": {}, "app": {}, "warnings": [HOSTILE], "seconds": 1.0,
     }  # fmt: skip
     save_finding(finding, run / "findings" / finding.kind / f"round-1-client-{victim}-repeat-0.safetensors", about)
     return about

@@ -46,11 +46,9 @@ log = logging.getLogger(__name__)
 
 _REQUIRED_KEYS = (
     "attack", "plugin", "round", "victim", "repeat", "granted", "settings", "changed", "seconds", "command", "warnings",
-    "variant", "members", "rounds", "partial_records",
+    "variant", "members", "rounds", "partial_records", "knowledge", "app",
 )  # fmt: skip
 """What the page needs of the metadata of a finding."""
-_OPTIONAL_KEYS = ("knowledge", "app")
-"""What else it needs of that, which findings of an earlier fedsim lack."""
 _SHARED_GUESSES = 16
 """How many sets of images of guesses are kept for the next findings; those about one victim come together."""
 
@@ -255,12 +253,7 @@ def _page_metadata(about: Mapping[str, Any]) -> dict[str, Any]:
     """Pick what the page needs of the metadata of a finding, and add whom it is about."""
     members = ", ".join(map(str, about["members"]))
     who = f"the sum over clients {members}" if members else f"client {about['victim']}"
-    optional: dict[str, Any] = {}
-    for key in _OPTIONAL_KEYS:
-        value = about.get(key)
-        optional[key] = value if isinstance(value, dict) else None
-    optional["tuned"] = str(about.get("tuned") or "")
-    optional["attacker"] = about.get("attacker", "server")
+    optional = {"tuned": str(about.get("tuned") or ""), "attacker": about.get("attacker", "server")}
     return {key: about[key] for key in _REQUIRED_KEYS} | optional | {"title": about["attack"], "who": who}
 
 

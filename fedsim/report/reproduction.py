@@ -68,7 +68,7 @@ def reproduction_of(run: ReportedRun) -> Reproduction:
     has_experiment = run.experiment is not None
     files, failed = ReferencedFiles(), list[str]()
     downloads, written_tables = list[Download](), list[Mapping[str, Any]]()
-    for tables, items in _tables_of_files(run, failed):
+    for tables, items in _tables_of_files(run):
         tables_without_paths = files.replace_paths(tables)
         attacks = attack_titles(items)
         try:
@@ -91,16 +91,12 @@ def reproduction_of(run: ReportedRun) -> Reproduction:
     )
 
 
-def _tables_of_files(run: ReportedRun, failed: list[str]) -> Iterator[tuple[dict[str, Any], list[FindingView]]]:
+def _tables_of_files(run: ReportedRun) -> Iterator[tuple[dict[str, Any], list[FindingView]]]:
     """Yield the tables of each file with the findings it makes: the run's own file, then files built from findings."""
     audit, remaining = run.audit, list(run.findings)
     run_audit = experiment_audit(audit) if audit else None
     if run_audit:
         yield _experiment_file(run_audit, run.recording, remaining)
-    if unexplained := _take(remaining, lambda item: item.about["knowledge"] is None):
-        failed.append(
-            f"{join_titles(attack_titles(unexplained))}: findings of an earlier fedsim do not say what was granted."
-        )
     for tables, items in attack_files(remaining, run.findings, audit, _clients_by_round(run.recording)):
         truth = {"truth": audit.spec.truth} if audit and audit.spec.truth else {}
         yield tables | truth, items

@@ -39,7 +39,7 @@ class _FileDraft:
         """Return whether this file can make such a finding as well, without contradicting itself."""
         table = attack_table(about)
         same_knowledge = all(self.knowledge.get(name, value) == value for name, value in about["knowledge"].items())
-        return same_knowledge and self.app == _app(about) and self.attacks.get(file_title(about), table) == table
+        return same_knowledge and self.app == about["app"] and self.attacks.get(file_title(about), table) == table
 
     def add(self, about: Mapping[str, Any]) -> None:
         """Add the attack that made a finding."""
@@ -86,12 +86,12 @@ def attack_files(
         for scope, block in _blocks(items, clients_by_round, join_rounds=join_rounds):
             draft = next((draft for draft in drafts if draft.scope == scope and draft.can_make(about)), None)
             if draft is None:
-                draft = _FileDraft(scope=scope, app=_app(about))
+                draft = _FileDraft(scope=scope, app=about["app"])
                 drafts.append(draft)
             draft.add(about)
             draft.findings += block
     # Add the attacks that those build on.
-    sources = {file_title(item.about): item.about for item in findings if item.about["knowledge"] is not None}
+    sources = {file_title(item.about): item.about for item in findings}
     for draft in sorted(drafts, key=lambda draft: (draft.scope, sorted(draft.attacks))):
         for table in list(draft.attacks.values()):
             _add_sources(draft, table, sources)
@@ -114,10 +114,6 @@ def _group_by_attack(findings: Iterable[FindingView]) -> Iterable[list[FindingVi
     for finding in findings:
         groups[str(finding.about["title"]), str(finding.about["variant"])].append(finding)
     return groups.values()
-
-
-def _app(about: Mapping[str, Any]) -> Mapping[str, Any]:
-    return about["app"] or {}
 
 
 def file_title(about: Mapping[str, Any]) -> str:

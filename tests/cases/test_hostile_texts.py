@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
 
 import pytest
-import torch
 from rich.markup import escape
 from rich.table import Table
-from safetensors.torch import save_file
 
 from fedsim.audit.evaluation.empirical_epsilon import COLUMNS as EPSILON_COLUMNS
 from fedsim.audit.evaluation.empirical_epsilon import read_epsilons
-from fedsim.audit.finding_files import read_facts
 from fedsim.audit.scores import SCORE_COLUMNS
-from fedsim.base.errors import RunError, TranscriptError
+from fedsim.base.errors import RunError
 from fedsim.cli.options import console
 from fedsim.cli.plugins import lay_out
 from fedsim.federation.run_folder import RunFolder, as_csv
@@ -117,13 +113,6 @@ def test_an_evaluation_that_is_no_number_shows_no_learning_at_all(column: str, t
     row = {"client": "server", "guess": "0.1", "num_examples": "400", "accuracy": "0.1", "loss": "2"}
     assert examine_evaluations([row]).sentence
     assert not examine_evaluations([row | {column: text}]).sentence
-
-
-def test_knowledge_of_a_finding_that_is_no_table_is_one_sentence(tmp_path: Path) -> None:
-    path = tmp_path / "finding.safetensors"
-    save_file({"data": torch.zeros(1)}, path, {"about": json.dumps({"knowledge": ["labels"]})})
-    with pytest.raises(TranscriptError, match="knowledge is no table"):
-        read_facts(path)
 
 
 @pytest.mark.parametrize("column", ["value", "floor", "nearest_public"])

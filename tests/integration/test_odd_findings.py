@@ -42,7 +42,7 @@ ABOUT: dict[str, Any] = {
     "attack": "odd", "plugin": "shared-model", "round": "1", "rounds": [1], "members": [], "first_round": 1,
     "victim": 0, "repeat": 0,
     "settings": {}, "changed": {}, "granted": [], "partial_records": "", "fingerprint": "", "variant": "0a1b",
-    "command": "", "code": None, "model_code": None, "warnings": [], "seconds": 1.0,
+    "knowledge": {}, "app": {}, "command": "", "code": None, "model_code": None, "warnings": [], "seconds": 1.0,
 }  # fmt: skip
 ODD = st.sampled_from([None, True, -1, 0, 99, 1 << 70, 0.5, "", "x", "1-9", [], [0], [[1]], {}, {"x": "<b>"}])
 FILLS = st.sampled_from([0.0, 0.5, 1.0, -1.0, 3.0, 1e30, float("nan"), float("inf")])

@@ -116,6 +116,7 @@ def finding_of_theirs(run: Path) -> None:
     }
     about |= {"settings": {}, "changed": {}, "granted": [], "partial_records": "", "fingerprint": "", "variant": ""}
     about |= {"command": "", "code": None, "model_code": None, "warnings": [], "seconds": 1.0}
+    about |= {"knowledge": {}, "app": {}}
     claim = Reconstruction(data=torch.zeros(6, 1, 8, 8), labels=torch.zeros(6, dtype=torch.long))
     path = run / "findings" / "theirs" / "round-1-client-0-repeat-0.safetensors"
     save_finding(claim, path, about)

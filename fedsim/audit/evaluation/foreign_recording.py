@@ -142,12 +142,10 @@ class ForeignRecording(Case):
         become one about weights.
         """
         adversary = spec.adversary
-        if about["knowledge"] is None:
-            return spec.app, adversary
         table_class = type(adversary.knowledge)
         values = adversary.knowledge.model_dump(exclude_unset=True) | about["knowledge"]
         values = {name: value for name, value in values.items() if is_stated(name, value)}
-        app = validate_tables(MessageFormat, about["app"] or {}, "app")
+        app = validate_tables(MessageFormat, about["app"], "app")
         knowledge = validate_tables(table_class, values, "adversary.knowledge")
         return app, adversary.model_copy(update={"knowledge": knowledge})
 

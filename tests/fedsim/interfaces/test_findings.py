@@ -30,7 +30,7 @@ GREY, KINDS = torch.full((2, 1, 4, 4), 0.5), torch.tensor([0, 1])
 ABOUT: dict[str, Any] = {
     "attack": "sme", "plugin": "sme", "round": "1", "rounds": [1], "members": [], "first_round": 1, "victim": 0,
     "repeat": 0, "settings": {}, "changed": {}, "granted": [], "partial_records": "", "fingerprint": "",
-    "variant": "0a1b",
+    "variant": "0a1b", "knowledge": {}, "app": {},
     "command": "", "code": None, "model_code": None, "warnings": [], "seconds": 1.0,
 }  # fmt: skip
 
@@ -210,6 +210,8 @@ def test_a_file_without_facts_is_one_sentence(about: Any, tmp_path: Path) -> Non
         ("command", None),
         ("fingerprint", None),
         ("partial_records", None),
+        ("knowledge", ["labels"]),
+        ("app", None),
         ("attack", ["sme"]),
     ],
 )
