@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import unicodedata
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -231,6 +232,7 @@ class Csv(CheckedSettings):
 
         dataset = load_cached(self, [path], parse)
         _warn_of_identifiers(path, dataset)
+        _warn_of_spellings(path, dataset, self.target, self.group)
         return dataset
 
 
@@ -247,6 +249,25 @@ def _warn_of_identifiers(path: Path, dataset: Dataset) -> None:
                 len(column.categories),
                 rows,
             )
+
+
+def _warn_of_spellings(path: Path, dataset: Dataset, target: str, group: str | None) -> None:
+    """Warn of texts of a column that differ in case, blanks or Unicode form alone, each of which counts by itself."""
+    texts = {column.name: column.categories for column in dataset.columns}
+    for name, categories in (texts | {target: dataset.class_names, group or "": dataset.group_names}).items():
+        first_spelling: dict[str, str] = {}
+        for text in categories:
+            plain = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+            if (first := first_spelling.setdefault(plain, text)) != text:
+                log.warning(
+                    "%s: column '%s' has both '%s' and '%s', which count as two; write them in the same way if they "
+                    "are one",
+                    path,
+                    name,
+                    first,
+                    text,
+                )
+                break
 
 
 def _require_columns(path: Path, table: pd.DataFrame, names: Sequence[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -18,6 +19,7 @@ from fedsim.federation.central_privacy import check_central_privacy, check_serve
 from fedsim.federation.distributed_privacy import check_distributed_privacy
 from fedsim.federation.overlap import describe_tested_records
 from fedsim.federation.recipe_checks import check_recipe
+from fedsim.federation.states import TrainingStates
 from fedsim.federation.strategy_checks import check_client_rates
 from fedsim.federation.table import PluginTable
 from fedsim.interfaces.defense import Defense, overrides
@@ -63,9 +65,29 @@ def check_experiment(experiment: Experiment) -> None:
     _check_passes(experiment, inputs[:4])
     if sentence := describe_tested_records(experiment.data):
         log.warning("data: %s", sentence)
+    _check_start(experiment)
     check_example_independence(model, experiment.training, experiment.client_defenses(0), inputs, labels)
     _check_measures(experiment)
     check_recipe(experiment)
+
+
+def _check_start(experiment: Experiment) -> None:
+    """Warn where the state to start from was trained on examples that clients hold out to test on."""
+    start, data = experiment.config.model.start, experiment.config.data.model_dump(mode="json")
+    if start is None or not experiment.data.test_fraction:
+        return
+    states = TrainingStates(Path(start).parent).manifest()
+    state, trained = states.get("states", {}).get(Path(start).stem, {}), states.get("experiment", {})
+    is_central = bool(state.get("epoch"))
+    is_of_other_clients = bool(state.get("round")) and trained["contents"]["data"] != experiment.data.sha256
+    is_same_data = all(trained.get("data", {}).get(key) == data.get(key) for key in ("name", "path"))
+    if is_same_data and (is_central or is_of_other_clients):
+        log.warning(
+            "model.start: '%s' was trained on %s, and so on examples that clients hold out here, on which accuracy "
+            "then measures memory; start from a state of the same federation, or set partition.test_fraction to 0",
+            Path(start).name,
+            "the whole training set" if is_central else "examples of other clients",
+        )
 
 
 def _check_passes(experiment: Experiment, inputs: Tensor) -> None:

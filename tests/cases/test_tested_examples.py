@@ -12,11 +12,16 @@ from torch import Tensor, nn
 import fedsim
 from fedsim.audit.evaluation.foreign_recording import ForeignRecording
 from fedsim.data.partitions.shares import Iid
+from fedsim.federation.experiment import Experiment
 from fedsim.federation.federated_data import FederatedData
 from fedsim.federation.overlap import describe_tested_records
+from fedsim.federation.resolve import resolve
+from fedsim.federation.settings import training_fingerprint
+from fedsim.federation.states import TrainingStates
 from fedsim.federation.tested_examples import ExampleWatch
 from fedsim.recording.reported_accuracy import ReportedAccuracy, describe_tested_examples
 from fedsim.report.headline import describe_reported_accuracy
+from tests.support.experiments import make_tiny_config
 
 
 def draw(seed: int, count: int = 4) -> Tensor:
@@ -139,6 +144,29 @@ def test_a_data_set_whose_test_part_is_trained_on_is_told_of(caplog: pytest.LogC
     assert "16 of 40 examined test examples are equal to training examples of clients" in find(draw(0, 40))
     assert find(draw(1, 41)) == ""
     assert "41 of 41 examined test examples" in find(torch.cat([draw(0, 40), draw(0, 1)]))
+
+
+@pytest.mark.parametrize(
+    ("about", "seed", "complaint"),
+    [
+        ({"epoch": 3}, 1, "was trained on the whole training set"),
+        ({"round": 3}, 2, "was trained on examples of other clients"),
+        ({"round": 3}, 1, ""),
+        ({"epoch": 0}, 1, ""),
+    ],
+)
+def test_a_state_that_was_trained_on_what_clients_hold_out_is_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, about: dict[str, int], seed: int, complaint: str
+) -> None:
+    held_out = {"test_fraction": 0.2}
+    trained = Experiment(resolve(make_tiny_config(partition=held_out, federation={"seed": 1})))
+    states = TrainingStates(tmp_path)
+    states.save_state("state", trained.initial_state(), training_fingerprint(trained), about)
+    start = {"start": str(states.path("state"))}
+    config = make_tiny_config(model=start, partition=held_out, federation={"seed": seed})
+    Experiment(resolve(config)).check()
+    assert complaint in caplog.text
+    assert bool(complaint) == ("model.start" in caplog.text)
 
 
 def test_public_examples_that_clients_hold_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

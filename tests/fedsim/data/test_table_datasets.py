@@ -305,6 +305,16 @@ def test_test_values_stay_within_the_range_of_training_and_a_constant_column_is_
     assert dataset.column("b").values(inputs).tolist() == [7.0] * 54
 
 
+def test_texts_that_are_spelt_in_two_ways_are_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cities, classes, groups = ("Caf\u00e9", "Cafe\u0301", "bar"), ("yes", "no"), ("North", "south", "north")
+    lines = [f"{n},{cities[n % 3]},{groups[n % 3]},{classes[n % 2]}" for n in range(60)]
+    data = csv(tmp_path, "n,city,area,y\n" + "\n".join(lines), target="y", group="area", drop=())
+    assert (len(data.column("city").categories), len(data.group_names)) == (3, 3)
+    assert "column 'city' has both" in caplog.text
+    assert "column 'area' has both 'North' and 'north', which count as two" in caplog.text
+    assert "column 'y'" not in caplog.text
+
+
 def test_a_share_of_all_rows_is_not_rounded_up_by_a_rounding_error(tmp_path: Path) -> None:
     text = "a,y\n" + "".join(f"{n},{n % 2}\n" for n in range(100))
     assert len(csv(tmp_path, text, target="y", drop=(), test_fraction=0.07).test) == 7
