@@ -34,7 +34,7 @@ from fedsim.report.adaptive import defense_remarks
 from fedsim.report.attack_traits import read_attack_traits, read_scores
 from fedsim.report.headline import describe_accuracy, headline
 from fedsim.report.learning import NoLearning
-from fedsim.report.next_steps import CERTAINTY, NextStep, describe_audited_run, suggest_after_audit
+from fedsim.report.next_steps import CERTAINTY, AuditedRun, NextStep, suggest_after_audit
 from fedsim.report.page import write_report
 from fedsim.report.recovery import describe_recovery
 from fedsim.report.round_leakage import split_by_round
@@ -221,9 +221,9 @@ def _suggest_next_steps(audit: Audit, readings: Sequence[ScoreReading], learning
     num_recorded = 0
     with suppress(FedsimError):  # a round is damaged, which is a failure already
         num_recorded = len(audit.example_counts)
-    situation = describe_audited_run(
-        readings,
-        audit.config,
+    situation = AuditedRun(
+        readings=readings,
+        config=audit.config,
         num_recorded=num_recorded,
         has_failures=bool(read_failed_attacks(audit.folder)),
         no_learning=learning,

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedsim.base.errors import FedsimError
 from fedsim.federation.config import Config
 from fedsim.federation.federation_tables import TrainingTable
 from fedsim.interfaces.metric import find_metric
+from fedsim.plugins import registry
 from fedsim.report.adaptive import HOLDS, NOT_CONCLUDED
 from fedsim.report.headline import most_victims, reported_readings
 from fedsim.report.learning import NoLearning
@@ -59,28 +61,36 @@ class AuditedRun:
     """What the next steps after an audit depend on.
 
     Attributes:
-        has_experiment: whether it is the run of an experiment; otherwise it was recorded elsewhere.
+        config: of the run; None where it was recorded elsewhere.
         num_recorded: how many clients, or groups of them, were recorded.
-        learning_changes: settings with which a model that has not learnt may learn; empty where it has learnt.
         folder: the run, as commands name it.
         command: that made the attacks, with `RUN` in place of the folder.
     """
 
     readings: Sequence[ScoreReading]
-    has_experiment: bool
-    has_defense: bool
+    config: Config | None
     num_recorded: int
-    has_failures: bool = False
-    learning_changes: str = ""
+    has_failures: bool
+    no_learning: NoLearning
     folder: str = RUN
     command: str = f"fedsim attack {RUN}"
 
     @property
     def can_tune(self) -> bool:
-        """Return whether `fedsim tune` finds settings: for attacks that claim examples, of an experiment."""
-        if not self.has_experiment:
+        """Return whether `fedsim tune` finds settings: for attacks of an experiment that claim examples by descent."""
+        if not any(find_metric(reading.summary.metric).of_examples for reading in self.readings):
             return False
-        return any(find_metric(reading.summary.metric).of_examples for reading in self.readings)
+        return any(_has_step_size(table.name) for table in (self.config.attack if self.config else ()))
+
+    @property
+    def sees_one_sum(self) -> bool:
+        """Return whether all clients of a round are one victim, however many there are."""
+        if self.config is None:
+            return False
+        secure, party = self.config.secure_aggregation, self.config.adversary.role.party
+        if party == "server":
+            return secure is not None and secure.groups == "all"
+        return secure is not None or party in ("outsider", "clients")
 
     @property
     def attack_command(self) -> str:
@@ -97,28 +107,15 @@ class AuditedRun:
         return shlex.quote(f"{self.folder}-{suffix}")
 
 
-def describe_audited_run(
-    readings: Sequence[ScoreReading],
-    config: Config | None,
-    *,
-    num_recorded: int,
-    has_failures: bool,
-    no_learning: NoLearning,
-    folder: str = RUN,
-    command: str = f"fedsim attack {RUN}",
-) -> AuditedRun:
-    """Return what the next steps depend on."""
-    has_defense = config is not None and bool(config.defense or config.secure_aggregation)
-    return AuditedRun(
-        readings=readings,
-        has_experiment=config is not None,
-        has_defense=has_defense,
-        num_recorded=num_recorded,
-        has_failures=has_failures,
-        learning_changes=_change_training(config, no_learning) if config is not None else "",
-        folder=folder,
-        command=command,
-    )
+def _has_step_size(plugin: str) -> bool:
+    """Return whether an attack has settings that can be tuned; code that a file names is not run to find out."""
+    if ":" in plugin:
+        return False
+    try:
+        attack = registry.load("attacks", plugin)
+    except FedsimError:
+        return False
+    return hasattr(attack, "step_size") and hasattr(attack, "iterations") and attack.reads_one_round()
 
 
 def _change_training(config: Config, no_learning: NoLearning) -> str:
@@ -143,8 +140,8 @@ def suggest_after_audit(run: AuditedRun) -> list[NextStep]:
     if not verdicts:
         return _steps_to_scores(run)
     steps = []
-    if run.learning_changes:
-        command = f"{run.run_command} --set {run.learning_changes} --out {run.name_copy('longer')}"
+    if run.config is not None and (changes := _change_training(run.config, run.no_learning)):
+        command = f"{run.run_command} --set {changes} --out {run.name_copy('longer')}"
         steps.append(NextStep(aim="Train until the model learns", command=command))
     if LEAKS in verdicts:
         return steps + _steps_to_defense(run)
@@ -158,7 +155,7 @@ def _steps_to_scores(run: AuditedRun) -> list[NextStep]:
     if run.has_failures:
         aim = "Fix what made the attacks fail (see log.txt), then"
         return [NextStep(aim=aim, command=run.attack_command)]
-    if run.has_experiment:
+    if run.config is not None:
         return [NextStep(aim="Find out why the attacks have no verdict", command=f"fedsim inspect {run.folder}")]
     aim = "Name the clients' data in [truth], under the ids that fedsim inspect prints, then"
     return [NextStep(aim=aim, command=run.attack_command)]
@@ -167,10 +164,10 @@ def _steps_to_scores(run: AuditedRun) -> list[NextStep]:
 def _steps_to_defense(run: AuditedRun) -> list[NextStep]:
     """Return what to do about a leak."""
     dossier = NextStep(aim="Document the leak in a dossier", command=f"fedsim dossier {shlex.quote(run.folder)}")
-    if not run.has_experiment:
+    if run.config is None:
         aim = "Let clients defend themselves with one of these (docs/how-to/choose-a-defense.md), record, attack again"
         return [NextStep(aim=aim, command="fedsim list defenses"), dossier]
-    if run.has_defense:
+    if run.config.defense or run.config.secure_aggregation:
         aim = "The clients' defense does not stop the attack; choose a stronger setting or another defense"
         return [NextStep(aim=aim, command="fedsim list defenses"), dossier]
     copy = run.name_copy("defended")
@@ -188,10 +185,15 @@ def _steps_to_conclusion(run: AuditedRun) -> list[NextStep]:
     """Return what to do where nothing is concluded."""
     most = most_victims(run.readings)
     steps = []
-    if most < run.num_recorded:
+    if run.config is not None and run.sees_one_sum:
+        seed = run.config.federation.seed + 1
+        command = f"{run.run_command} --set federation.seed={seed} --out {run.name_copy(f'seed-{seed}')}"
+        aim = "Run another federation, as all clients of one are seen as one sum (docs/how-to/run-a-sweep.md runs many)"
+        steps.append(NextStep(aim=aim, command=command))
+    elif most < run.num_recorded:
         command = f"{run.attack_command} --set {_ALL_VICTIMS}"
         steps.append(NextStep(aim="Attack all recorded clients", command=command))
-    elif run.has_experiment and (most < MIN_VICTIMS or not run.can_tune):
+    elif run.config is not None and (most < MIN_VICTIMS or not run.can_tune):
         num_clients = 2 * max(MIN_VICTIMS, run.num_recorded)
         changes = f"--set federation.clients={num_clients} --set {_ALL_VICTIMS}"
         command = f"{run.run_command} {changes} --out {run.name_copy('larger')}"
@@ -201,7 +203,7 @@ def _steps_to_conclusion(run: AuditedRun) -> list[NextStep]:
     if run.can_tune:
         command = f"fedsim tune {shlex.quote(run.folder)}"
         steps.append(NextStep(aim="Tune the attacks on public data", command=command))
-    elif not run.has_experiment and not steps:
+    elif run.config is None and not steps:
         steps.append(NextStep(aim="Give the attacks more iterations in the file, then", command=run.attack_command))
     return steps
 
@@ -211,7 +213,7 @@ def _steps_to_trust(run: AuditedRun) -> list[NextStep]:
     folder = shlex.quote(run.folder)
     knows_defenses = any(reading.summary.knows_defenses for reading in run.readings)
     steps = []
-    if run.has_defense and not knows_defenses:
+    if run.config is not None and run.config.defense and not knows_defenses:
         command = f"{run.attack_command} --set {_KNOW_DEFENSES}"
         steps.append(NextStep(aim="Attack as an adaptive adversary, who knows the defense", command=command))
     elif run.can_tune:

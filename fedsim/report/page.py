@@ -19,7 +19,7 @@ from fedsim.report import tensorboard
 from fedsim.report.cards import attack_cards
 from fedsim.report.headline import describe_accuracy, describe_attacked, final_accuracy, final_epsilon, headline
 from fedsim.report.html import render_page
-from fedsim.report.next_steps import CERTAINTY, RUN, NextStep, describe_audited_run, suggest_after_audit
+from fedsim.report.next_steps import CERTAINTY, RUN, AuditedRun, NextStep, suggest_after_audit
 from fedsim.report.recovery import describe_recovery
 from fedsim.report.reported_run import ReportedRun, open_reported_run
 from fedsim.report.round_leakage import draw_rounds, split_by_round
@@ -92,9 +92,9 @@ def _write_accuracy(run: ReportedRun) -> str:
 
 def _suggest_next_steps(run: ReportedRun) -> list[NextStep]:
     commands = [str(finding.about["command"]) for finding in run.findings if run.experiment is None]
-    situation = describe_audited_run(
-        run.readings,
-        run.config,
+    situation = AuditedRun(
+        readings=run.readings,
+        config=run.config,
         num_recorded=len({reply.client for header in run.recording.headers for reply in header.replies}),
         has_failures=bool(read_failed_attacks(run.folder)),
         no_learning=run.no_learning,

@@ -14,7 +14,7 @@ from fedsim.federation.table_validation import validate_tables
 from fedsim.recording.reported_accuracy import ReportedAccuracy
 from fedsim.report.headline import describe_accuracy
 from fedsim.report.learning import NoLearning, Remedy
-from fedsim.report.next_steps import describe_audited_run, suggest_after_audit, suggest_after_sweep
+from fedsim.report.next_steps import AuditedRun, suggest_after_audit, suggest_after_sweep
 from fedsim.report.sweep_answer import answer_sweep
 from fedsim.report.verdicts import ScoreReading, score_readings
 from tests.support.silent_messages import row_of
@@ -23,6 +23,7 @@ from tests.support.sweep_tables import AT_FLOOR, HALVED, LEAKING, make_both, mak
 BELOW = [9.0, 9.5, 9.2, 9.4, 9.1, 9.3]
 LOWER = [8.5, 9.0, 8.7, 8.9, 8.6, 8.8]
 MIXED = [9.0, 15.0, 9.2, 15.0, 15.0, 15.0]
+MATCHED = {"attack": [{"name": "sme"}]}
 DEFENDED = {"defense": [{"name": "top-k", "fraction": 0.5}]}
 
 
@@ -45,7 +46,7 @@ def list_commands(psnr: Sequence[float], tables: dict[str, Any] | None = None, *
     }
     return [
         step.command
-        for step in suggest_after_audit(describe_audited_run(make_readings(psnr), config, **situation | keys))
+        for step in suggest_after_audit(AuditedRun(readings=make_readings(psnr), config=config, **situation | keys))
     ]
 
 
@@ -83,7 +84,31 @@ def test_a_defense_that_seems_to_hold_meets_an_adversary_who_knows_it() -> None:
         "fedsim attack runs/a --set adversary.knowledge.defenses=true",
         "fedsim dossier runs/a",
     ]
-    assert list_commands(BELOW, {}) == ["fedsim tune runs/a", "fedsim dossier runs/a"]
+    assert list_commands(BELOW, MATCHED) == ["fedsim tune runs/a", "fedsim dossier runs/a"]
+
+
+@pytest.mark.parametrize("attack", ["spear-ica", "joint-inversion", "stranger:Attack", "not-installed"])
+def test_only_attacks_of_one_round_with_a_step_size_are_tuned(attack: str) -> None:
+    assert list_commands(BELOW, {"attack": [{"name": attack}]}) == ["fedsim dossier runs/a"]
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {"secure_aggregation": {"groups": "all"}},
+        {"adversary": {"who": "outsider"}},
+        {"adversary": {"who": [3], "victims": [0]}},
+    ],
+)
+def test_where_all_clients_are_one_sum_another_federation_is_run(tables: dict[str, Any]) -> None:
+    federation = {"federation": {"seed": 8, "clients": 5}}
+    assert list_commands(MIXED[:1], tables | federation) == [
+        "fedsim run runs/a/experiment.toml --set federation.seed=9 --out runs/a-seed-9"
+    ]
+
+
+def test_under_secure_aggregation_alone_no_adversary_is_granted_a_defense() -> None:
+    assert list_commands(BELOW, {"secure_aggregation": {"groups": 2}}) == ["fedsim dossier runs/a"]
 
 
 def test_settings_are_looked_for_where_attacks_claim_examples_alone() -> None:
@@ -92,8 +117,8 @@ def test_settings_are_looked_for_where_attacks_claim_examples_alone() -> None:
         rows.append(row_of(Score.against_guesses("linked", float(victim % 2), {"chance": 0.5}), victim, 4))
     readings = score_readings(rows, {})
     config = validate_tables(Config, {}, "x")
-    run = describe_audited_run(
-        readings, config, num_recorded=6, has_failures=False, no_learning=NoLearning(), folder="runs/a"
+    run = AuditedRun(
+        readings=readings, config=config, num_recorded=6, has_failures=False, no_learning=NoLearning(), folder="runs/a"
     )
     assert not any("fedsim tune" in step.command for step in suggest_after_audit(run))
     assert suggest_after_audit(run)
@@ -101,8 +126,13 @@ def test_settings_are_looked_for_where_attacks_claim_examples_alone() -> None:
 
 def test_without_scores_the_truth_is_asked_for_unless_attacks_failed() -> None:
     [truth] = suggest_after_audit(
-        describe_audited_run(
-            [], None, num_recorded=2, has_failures=False, no_learning=NoLearning(), command="fedsim attack RUN x"
+        AuditedRun(
+            readings=[],
+            config=None,
+            num_recorded=2,
+            has_failures=False,
+            no_learning=NoLearning(),
+            command="fedsim attack RUN x",
         )
     )
     assert (
@@ -110,8 +140,13 @@ def test_without_scores_the_truth_is_asked_for_unless_attacks_failed() -> None:
         == "Name the clients' data in [truth], under the ids that fedsim inspect prints, then: fedsim attack RUN x"
     )
     [failure] = suggest_after_audit(
-        describe_audited_run(
-            [], None, num_recorded=2, has_failures=True, no_learning=NoLearning(), command="fedsim attack RUN x"
+        AuditedRun(
+            readings=[],
+            config=None,
+            num_recorded=2,
+            has_failures=True,
+            no_learning=NoLearning(),
+            command="fedsim attack RUN x",
         )
     )
     assert failure.aim.startswith("Fix what made the attacks fail")
