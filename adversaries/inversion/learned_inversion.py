@@ -17,6 +17,7 @@ from fedsim.base.content_hashes import hash_json
 from fedsim.base.errors import AttackError
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import CLIENT, GROUP, Attack, Knowledge, Paper, Progress, Target, warn
+from fedsim.interfaces.defense_checks import name_of_defense
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.inversion.descent import iterate_descent, run_to_end
 from fedsim.inversion.differentiability import check_differentiability
@@ -112,7 +113,10 @@ class LearnedInversion(Attack):
         neighbourhood = EstimateNeighbourhood(inverter=inverter, estimate=estimate)
         dummy = neighbourhood.dummy_data(problem, torch.zeros_like(estimate))
         # Refine.
-        if self.refinements and not any(defense.mixes for defense in problem.defenses):
+        mixing = [name_of_defense(defense) for defense in problem.defenses if defense.mixes]
+        if self.refinements and mixing:
+            warn(f"{self.title} on {problem.where}: {mixing[0]} mixes examples, so the estimate is not refined")
+        elif self.refinements:
             problem = with_known_noise(problem, self.title)
             dummy = self._refine(problem, neighbourhood, dummy, target.rng, report_refinement)
         data = problem.scaling.to_unit_range(dummy)

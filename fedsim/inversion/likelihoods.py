@@ -137,8 +137,9 @@ def describe_noise(problem: InversionProblem, title: str) -> tuple[MessageNoise,
     facts = _training_facts(problem)
     parts, viewed, unknown = [], [], []
     for position, defense in enumerate(problem.defenses):
-        if defense.mixes:  # its model is the mixing of dummy data
+        if defense.mixes:  # its view is the mixing of dummy data
             viewed.append(defense)
+            unknown.append(name_of_defense(defense))
             continue
         name, part = name_of_defense(defense), defense.message_noise(sent, facts)
         if part is not None and part.reads_message:

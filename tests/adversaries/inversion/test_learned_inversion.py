@@ -14,6 +14,7 @@ from adversaries.inversion.example_estimator import ClientMessages, match_errors
 from adversaries.inversion.learned_inversion import LearnedInversion
 from adversaries.inversion.message_inverter import ExampleComponents, MessageInverter
 from adversaries.inversion.message_projection import MessageProjection, choose_numbers
+from clients.defenses.mixup import Mixup
 from clients.defenses.quantise import Quantise
 from clients.defenses.update_noise import UpdateNoise
 from fedsim.base.errors import AttackError, KnowledgeError
@@ -188,6 +189,16 @@ def test_auxiliary_records_of_another_shape_are_refused(tmp_path: Path) -> None:
     others = Records(inputs=torch.rand(80, 1, 6, 6), labels=torch.arange(80) % 10)
     with pytest.raises(AttackError, match=r"auxiliary records are of shape \(1, 6, 6\), and the victim's of"):
         attack(tmp_path, make_update(0), knowledge(0, auxiliary=others))
+
+
+def test_where_clients_mix_examples_that_nothing_is_refined_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    small = replace(LEARNED, simulated=20, features=15, components=8, hidden=4, epochs=1, refinements=1)
+    mixing = Mixup().of_client(Participation(num_examples=COUNT, batch_size=COUNT, steps=1, rounds=1, num_classes=10))
+    finding = attack(tmp_path, make_update(0, mixing), knowledge(0, mixing), small)
+    assert finding.data.isfinite().all()
+    assert "mixup mixes examples, so the estimate is not refined" in caplog.text
 
 
 class StrongerOverRounds(UpdateNoise):

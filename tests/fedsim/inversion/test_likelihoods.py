@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from clients.defenses.gradient_prune import GradientPrune
 from clients.defenses.layer_freeze import LayerFreeze
+from clients.defenses.mixup import Mixup
 from clients.defenses.top_k import TopK
 from clients.defenses.update_noise import UpdateNoise
 from fedsim.interfaces.attack import Knowledge
@@ -118,6 +119,13 @@ def test_pruning_in_local_training_comes_before_noise_in_any_order(caplog: pytes
     noise = UpdateNoise(clip=1.0, noise_multiplier=0.5)
     describe_noise(problem_of(message(), noise, GradientPrune(pruned=0.5)), "map")
     assert "gradient-prune before update-noise has no likelihood" in caplog.text
+
+
+def test_mixing_has_no_likelihood_and_its_view_is_kept(caplog: pytest.LogCaptureFixture) -> None:
+    described, viewed = describe_noise(problem_of(message(), Mixup()), "map")
+    assert [defense.mixes for defense in viewed] == [True]
+    assert described.deviations["1.bias"].min() > 0
+    assert "mixup has no likelihood, so it is taken by its view" in caplog.text
 
 
 def test_frozen_layers_are_known_whatever_noise_follows(caplog: pytest.LogCaptureFixture) -> None:
