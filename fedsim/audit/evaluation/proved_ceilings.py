@@ -130,6 +130,8 @@ def compute_ceiling(
         return math.nan, _NO_PRIOR
     if partition not in _LABEL_PARTITIONS:
         return math.nan, f"a client's records may differ from others by the partition '{partition}' alone"
+    if row.get("doubt"):
+        return math.nan, "the score is in doubt"
     if metric == "identified":
         telling = [fact for fact in _TELLING_FACTS if knowledge.get(fact)]
         if telling:

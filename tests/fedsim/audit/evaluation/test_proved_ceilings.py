@@ -112,6 +112,13 @@ def test_where_no_ceiling_holds_a_phrase_says_why(
     assert words in reason
 
 
+def test_a_score_in_doubt_as_of_candidates_of_different_kinds_has_no_ceiling() -> None:
+    row = _row("membership_auc") | {"doubt": "candidates differ in more than membership"}
+    ceiling, reason = compute_ceiling(row, HELD_OUT, "iid", _curve(2.0))
+    assert math.isnan(ceiling)
+    assert reason == "the score is in doubt"
+
+
 def _ledger_row(number: int, client: int = 0, **values: Any) -> dict[str, Any]:
     row = {
         "round": number, "client": client, "defense": "dp", "counts": 1, "unit": "example",
