@@ -11,12 +11,13 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from fedsim.base.environment import environment
-from fedsim.base.errors import FedsimError, InstallationError, RunError, error_reason, plugin_exit_error
+from fedsim.base.errors import FedsimError, InstallationError, RunError, error_reason, join_first, plugin_exit_error
 from fedsim.federation.config import Config
 from fedsim.federation.experiment import Experiment
 from fedsim.federation.integrity import start_late_manifest
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.resolve import resolve
+from fedsim.federation.states import TrainingStates
 from fedsim.plugins import registry
 from fedsim.plugins.code_hashes import locate_error
 from fedsim.privacy.audit_power import describe_canaries
@@ -26,6 +27,8 @@ from fedsim.training.canaries import audited_hook
 
 log = logging.getLogger(__name__)
 
+_MAX_LISTED = 5
+"""Most rounds that a sentence lists."""
 _FLOWER_ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -121,14 +124,27 @@ def prepare_run(config: Config, folder: OpenRun, *, resume: bool, overwrite: boo
     folder.check_code(config)
     folder.check_resumable()
     folder.note_experiment(config)
+    last_round = _last_round(folder)
+    passed = {f"round-{number}": number for number in config.states.rounds if number <= last_round}
+    if missing := TrainingStates(folder.states).find_missing(passed):
+        log.warning(
+            "states.rounds: of round %s no state is saved, as it was over before the state was asked for; "
+            "`fedsim train` makes it",
+            join_first([passed[name] for name in missing], _MAX_LISTED),
+        )
 
 
 def _is_finished(config: Config, folder: OpenRun) -> bool:
     """Return whether nothing is left to train, so that no engine has to start."""
+    return _last_round(folder) >= config.federation.rounds
+
+
+def _last_round(folder: OpenRun) -> int:
+    """Return the last round that is complete, -1 without any."""
     if not folder.checkpoint.is_file():
-        return False
+        return -1
     header, _ = read_sealed_file(folder.checkpoint)
-    return int(header["round"]) >= config.federation.rounds
+    return int(header["round"])
 
 
 def load_client_app() -> Any:

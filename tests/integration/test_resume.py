@@ -252,6 +252,16 @@ def test_a_finished_run_can_go_on_for_more_rounds(tmp_path: Path, whole_runs: Wh
     assert_same_runs(run_serial(longer, tmp_path / "run", resume=True), whole_runs(longer))
 
 
+def test_states_of_rounds_that_were_over_before_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run_serial(make_tiny_config(states={"rounds": [1]}), tmp_path / "run")
+    run_serial(make_tiny_config(states={"rounds": [1]}), tmp_path / "run", resume=True)
+    assert "states.rounds" not in caplog.text
+    longer = make_tiny_config(states={"rounds": [0, 1, 2, 3]}, federation={"rounds": 3})
+    folder = run_serial(longer, tmp_path / "run", resume=True)
+    assert "states.rounds: of round 0, 2 no state is saved" in caplog.text
+    assert sorted(path.stem for path in folder.states.glob("*.safetensors")) == ["round-1", "round-3"]
+
+
 @pytest.mark.parametrize("engine", ["serial", pytest.param("ray", marks=pytest.mark.thorough), "flower"])
 def test_no_engine_starts_for_a_finished_run(
     engine: str,
