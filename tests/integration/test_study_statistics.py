@@ -8,6 +8,7 @@ import pytest
 from studies.gate.study import CLIENTS, STRENGTHS, Numbers, compare_choices
 from studies.gate_choice.study import saved_by
 from studies.lavp.controls import correlate_held
+from studies.lmra_models.study import attack_table
 
 LEAKS = np.random.default_rng(0).gamma(2.0, size=(2, CLIENTS))
 """What leaks without a gate, `federation client`."""
@@ -59,3 +60,20 @@ def test_a_held_control_gives_the_partial_correlation() -> None:
     of = np.corrcoef([first, second, control])
     partial = (of[0, 1] - of[0, 2] * of[1, 2]) / np.sqrt((1 - of[0, 2] ** 2) * (1 - of[1, 2] ** 2))
     assert correlate_held(first[None], second[None], [control[None]])[0] == pytest.approx(partial)
+
+
+def test_a_client_at_several_seeds_counts_once() -> None:
+    """Three clients hold the same data at both seeds; counted as six, the difference would be significant."""
+    rows = []
+    for client, value in enumerate((0.3, 0.4, 0.8)):
+        for seed in ("1", "2"):
+            about = {"data": "adult", "batch_norm": "False", "seed": seed, "victim": str(client), "metric": "zest"}
+            rows.append(about | {"attack": "decoded", "value": str(value), "floor": "0.2"})
+            refused = seed == "2" and client == 1
+            score = {"metric": "refused"} if refused else {"value": str(value - 0.1), "floor": "0.2"}
+            rows.append(about | {"attack": "other"} | score)
+    columns = {"ours": "decoded", "other": "other"}
+    table = attack_table(rows, columns, {"Zest": ("zest", "")}, [("ours", "floor"), ("ours", "other")])
+    assert table.splitlines()[2:] == [
+        "| Adult | 3 x 2 | Zest | .200 | .500 ± .657 | .400 ± .657 (5 of 6) | +.300 ± .657 (3) | **+.100 ± .000** (3) |"
+    ]
