@@ -223,6 +223,7 @@ def _difference(base: Summary, other: Summary, base_rows: Rows, other_rows: Rows
     else:
         result = _compare_paired(base, other, base_rows, other_rows)
     is_equal = result.is_equal and not missing
+    low, high = _widen_by_shared_candidates(base, result)
     verdict, remark = ("", missing) if missing else _judge(base, result, why_not_paired)
     if is_equal and verdict:
         verdict, remark = EQUAL, f"in {number_of(result.count, result.unit)}"
@@ -246,8 +247,8 @@ def _difference(base: Summary, other: Summary, base_rows: Rows, other_rows: Rows
         count=result.count,
         unit=result.unit,
         mean=result.mean,
-        low=result.low,
-        high=result.high,
+        low=low,
+        high=high,
         verdict=verdict,
         missing=missing,
         remark="; ".join(filter(None, remarks)),
@@ -409,6 +410,21 @@ def _judge(base: Summary, result: _ScoreDifferences, why_not_paired: str) -> tup
         seen = {(True, False): SEEN_MORE, (False, True): SEEN_LESS}
         return seen.get((result.num_more > 0, result.num_less > 0), MIXED), f"{reason}, {caveat}"
     return _allow_for_shared_candidates(base, result, _judge_by_signs(result), reason)
+
+
+def _widen_by_shared_candidates(base: Summary, result: _ScoreDifferences) -> tuple[float, float]:
+    """Return the interval of the mean difference with the error of candidates that all have in common, as in a sweep.
+
+    NaN for a rate at a threshold that they set, whose error is not known.
+    """
+    if not result.count or result.is_equal:
+        return result.low, result.high
+    shared_error = difference_by_shared_candidates(base.metric, base.examples.values())
+    if not shared_error:
+        return result.low, result.high
+    if math.isinf(shared_error):
+        return math.nan, math.nan
+    return statistics.widen_interval(result.low, result.high, result.mean, statistics.NORMAL_QUANTILE * shared_error)
 
 
 def _allow_for_shared_candidates(
