@@ -119,6 +119,18 @@ def check_client_rates(strategy: Any, settings: Mapping[str, Any], learning_rate
         )
 
 
+def warn_of_no_trimming(strategy: Any, sampled: int) -> None:
+    """Warn where a trimmed mean of so many clients trims nobody, as Flower rounds their number down."""
+    beta = getattr(strategy, "beta", 0.0)
+    if type(strategy).__name__ == "FedTrimmedAvg" and beta and not int(beta * sampled):
+        log.warning(
+            "strategy.beta: %g of the %d clients of a round is less than one client, so that nobody is trimmed; %s",
+            beta,
+            sampled,
+            f"raise it to {math.ceil(100 / sampled) / 100}" if sampled > 2 else "let more clients train",
+        )
+
+
 def sample_size(settings: Mapping[str, Any], clients: int) -> int:
     """Return how many clients Flower samples for a round."""
     return max(int(clients * settings.get("fraction_train", 1.0)), int(settings.get("min_train_nodes", 1)))

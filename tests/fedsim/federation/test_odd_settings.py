@@ -160,6 +160,18 @@ def test_a_learning_rate_of_clients_that_a_strategy_does_not_set_is_refused_or_t
     assert "strategy.client_learning_rate: is 0.5" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("clients", "beta", "trims"), [(4, 0.2, False), (4, 0.25, True), (5, 0.2, True), (4, 0.0, True)]
+)
+def test_a_trimmed_mean_that_trims_nobody_is_told_of(
+    clients: int, beta: float, trims: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    strategy = {"name": "fedtrimmedavg", "beta": beta}
+    Experiment(resolve(make_tiny_config(strategy=strategy, federation={"clients": clients}))).check()
+    assert ("nobody is trimmed" in caplog.text) != trims
+    assert trims or "raise it to 0.25" in caplog.text
+
+
 TABLES = {
     table: list(Config.model_fields[table].annotation.model_fields)  # type: ignore[union-attr]
     for table in ("training", "federation", "states", "recording", "partition", "data", "model")
