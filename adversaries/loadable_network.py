@@ -69,6 +69,11 @@ def match_state(model: nn.Module, state: State, where: str) -> tuple[State, bool
     for names in name_lists:
         shape_maps.append({name: model_state[name].shape for name in names})
     named_state = match_any_names(state, shape_maps)
+    if named_state is None and len(state) < len(parameters):
+        raise AttackError(
+            f"{where}: holds {len(state)} of the {len(parameters)} tensors that clients train, as where a part of the "
+            "model stays with each client; this attack needs all of it, so attack an algorithm whose clients send that"
+        )
     if named_state is None:
         raise AttackError(
             f"{where}: {len(state)} tensors are not the weights of the model, which has {len(parameters)}; attack with "

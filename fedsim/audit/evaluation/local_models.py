@@ -17,7 +17,7 @@ from fedsim.audit.evaluation.evaluator import EvaluationContext, Evaluator, Find
 from fedsim.audit.evaluation.local_optimum import match_state
 from fedsim.audit.evaluation.score import Score
 from fedsim.audit.evaluation.zest import draw_references, interpretable_pieces, model_outputs, signature, zest
-from fedsim.base.errors import AttackError, DataError, RunError
+from fedsim.base.errors import AttackError, DataError, RunError, join_first
 from fedsim.base.task import Loss
 from fedsim.data import Column
 from fedsim.federation.experiment import Experiment
@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 REFERENCES, MASKS, DRAWS = 64, 500, 3
 """Reference examples and masks of Zest, half of its paper's 128 and 1000; and the number of draws of
 references, over which the mean is taken."""
+_MAX_NAMES = 4
+"""Most tensors that a sentence names."""
 _MAX_SIGNATURES = 32
 """Most models whose explanations are kept from victim to victim."""
 _SEGMENT_POINTS = (0.25, 0.5, 0.75)
@@ -66,6 +68,12 @@ class LocalModelEvaluator(Evaluator[LocalModel]):
     def judge(self, finding: LocalModel, about: FindingMetadata, context: EvaluationContext) -> Judgement:
         """Score a local model, see `score_local_model`."""
         victim, experiment = int(about["victim"]), context.case.require_experiment()
+        if experiment.private_names:
+            names = join_first(sorted(experiment.private_names), _MAX_NAMES)
+            raise AttackError(
+                f"{names} of the model stay with each client, so that messages hold no whole local model, and none is "
+                "compared with the optimal one; attack an algorithm whose clients send the whole model"
+            )
         data, dataset = experiment.data, experiment.dataset
         inputs, labels = data.train(victim)
         other_optimum, reason = _other_optimum(experiment, context, victim)

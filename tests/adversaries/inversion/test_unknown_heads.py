@@ -266,3 +266,13 @@ def test_a_problem_of_the_body_does_not_hold_the_head(run: OpenRun, experiment: 
     problem = build_problem(update, make_knowledge(experiment), body_alone=True)
     assert set(problem.parameter_names) == {"1.weight", "1.bias"}
     assert problem.unknown_parts == {}
+
+
+def test_a_model_without_the_part_that_stays_is_not_said_to_be_of_another_architecture(run: OpenRun) -> None:
+    audit = open_audit(run.path, make_attack_file("shared-model", "sra-model", victims=[0], rounds="all"))
+    [failure] = audit.run()
+    assert "holds 2 of the 4 tensors that clients train, as where a part of the model stays with each" in failure
+    unscored: list[str] = []
+    audit.score(unscored)
+    assert len(unscored) == 1
+    assert "of the model stay with each client, so that messages hold no whole local model" in unscored[0]
