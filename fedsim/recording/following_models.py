@@ -28,11 +28,33 @@ _EQUAL, _OTHER = 1e-2, 0.1
 """Distance from a mean move, in its lengths, up to which a model is the aggregate, and from which on it is not."""
 _ROUNDING = 1e-6
 """Length of a move, relative to the model's, up to which rounding may make it."""
+_MAX_SENTENCES = 1000
+_sentences: dict[tuple[str, str, int], str] = {}
+"""What `describe_misread_round` found, by messages, format and round."""
 _Move = Mapping[str, Tensor]
 
 
 def describe_misread_round(transcript: Transcript, number: int) -> str:
-    """Say what speaks against w_t or the replies of a round as they are read; empty where nothing does."""
+    """Say what speaks against w_t or the replies of a round as they are read; empty where nothing does.
+
+    It is computed once for the same messages in the same format, as attacks are checked before they are made and again
+    when they are scored.
+    """
+    try:
+        earlier = [other for other in transcript.rounds if other < number]
+        later = [other for other in transcript.rounds if other >= number][: _MAX_LATER_ROUNDS + 1]
+        headers = transcript.hash_headers([*earlier[:2], *earlier[-1:], *later])
+    except FedsimError:  # whoever needs them says so
+        return ""
+    key = headers, repr(transcript.message_format), number
+    if key not in _sentences:
+        if len(_sentences) >= _MAX_SENTENCES:
+            _sentences.clear()
+        _sentences[key] = _describe_round(transcript, number)
+    return _sentences[key]
+
+
+def _describe_round(transcript: Transcript, number: int) -> str:
     try:
         round_moves = _read_moves(transcript, number)
         if round_moves is None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedsim.recording import following_models
 from fedsim.recording.following_models import describe_misread_round
 from fedsim.recording.message_format import MessageFormat
 from fedsim.recording.recorder import Recorder
@@ -155,3 +156,16 @@ MISREAD: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_later_models_contradict_is_said(name: str, tmp_path: Path) -> None:
     settings, expected = MISREAD[name]
     assert expected in describe(tmp_path, **settings)
+
+
+def test_messages_are_read_once_for_the_check_and_the_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    move = torch.linspace(1, 2, 20)
+    models = [number * move for number in range(3)]
+    transcript = write_rounds(tmp_path, models, [[-move, -1.01 * move]] * 3)
+    reason = describe_misread_round(transcript, 1)
+    assert reason
+    reads = list[int]()
+    monkeypatch.setattr(following_models, "_read_moves", lambda _, number: reads.append(number))
+    assert describe_misread_round(Transcript(transcript.folder), 1) == reason
+    assert describe_misread_round(Transcript(transcript.folder), 2) == ""
+    assert reads == [2]
