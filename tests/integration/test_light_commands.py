@@ -110,3 +110,10 @@ def test_a_pipe_that_nobody_reads_any_more_ends_the_command_quietly(describe: De
     assert result.stderr == ""
     assert result.stdout.splitlines()[0].startswith("sme")
     assert result.stdout.splitlines()[-1] in ("141", "0")  # 0 where all was written before the pipe was closed
+
+
+def test_python_runs_the_package_as_the_command() -> None:
+    command = [sys.executable, "-m", "fedsim", "show", "atack"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert result.returncode == 2
+    assert result.stderr.startswith("fedsim: ")
