@@ -9,12 +9,18 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from fedsim.base.errors import ConfigError
 
 Accountant = Literal["rdp", "prv"]
+_OPACUS_ORDERS = (*(1 + tenths / 10.0 for tenths in range(1, 100)), *range(12, 64))
+"""Orders of Rényi divergence of Opacus' `RDPAccountant`."""
+_LARGEST_NOISE = 1e6
+"""Noise above which Opacus' `get_noise_multiplier` gives up."""
 _LARGE_ORDERS = (64, 80, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Orders of Rényi divergence beyond Opacus' own; a small epsilon needs them."""
 _FRACTIONAL_ORDERS = (1.25, 1.5, 1.75, 2.25, 2.5, 2.75, 3.25, 3.5, 4.5, 5.5)
@@ -67,13 +73,11 @@ def compute_epsilon(steps: tuple[Steps, ...], delta: float, accountant: Accounta
     >>> round(compute_epsilon((steps,), delta=1e-5), 2)
     2.1
     """
-    from opacus.accountants.analysis.rdp import get_privacy_spent
-
     if not all(_SMALLEST_NOISE <= kind.noise_multiplier <= 1 / _SMALLEST_NOISE for kind in steps):
         return math.inf
     divergences = sum(kind.number * _renyi_divergences(kind.noise_multiplier, kind.rate) for kind in steps)
     with _SuppressWarnings():
-        rdp_epsilon, _ = get_privacy_spent(orders=_renyi_orders(), rdp=divergences, delta=delta)
+        rdp_epsilon, _ = _load_analysis().get_privacy_spent(orders=_renyi_orders(), rdp=divergences, delta=delta)
     if not math.isfinite(rdp_epsilon):
         return math.inf
     if accountant == "rdp":
@@ -132,8 +136,6 @@ def _search_noise(epsilon: float, delta: float, rate: float, steps: int, toleran
     Epsilon falls to the best order and rises after it, and the best order changes little from one step
     to the next. So each step walks from the last one's best order to its own.
     """
-    from opacus.accountants.utils import MAX_SIGMA
-
     fine = epsilon >= _FINE_ORDERS_FROM_EPSILON
     orders = sorted(_renyi_orders() if fine else [*_FRACTIONAL_ORDERS, *range(2, 64), *_LARGE_ORDERS])
     best = orders.index(_FIRST_ORDER)
@@ -141,7 +143,7 @@ def _search_noise(epsilon: float, delta: float, rate: float, steps: int, toleran
     while reached > epsilon:
         enough *= 2
         reached, best = _walk_to_best_order(orders, best, Steps(enough, rate, steps), delta)
-        if enough > MAX_SIGMA:
+        if enough > _LARGEST_NOISE:
             raise ValueError("The privacy budget is too low.")
     while epsilon - reached > tolerance:
         middle = (too_little + enough) / 2
@@ -155,16 +157,16 @@ def _search_noise(epsilon: float, delta: float, rate: float, steps: int, toleran
 
 def _walk_to_best_order(orders: Sequence[float], start: int, steps: Steps, delta: float) -> tuple[float, int]:
     """Return the least epsilon of orders beside one another, beginning at index `start`, and its index."""
-    from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent
+    analysis = _load_analysis()
 
     def compute(index: int) -> float:
         if not 0 <= index < len(orders):
             return math.inf
         order = float(orders[index])
-        divergence = compute_rdp(
+        divergence = analysis.compute_rdp(
             q=steps.rate, noise_multiplier=steps.noise_multiplier, steps=steps.number, orders=order
         )
-        epsilon, _ = get_privacy_spent(orders=order, rdp=divergence, delta=delta)
+        epsilon, _ = analysis.get_privacy_spent(orders=order, rdp=divergence, delta=delta)
         return float(epsilon) if math.isfinite(epsilon) else math.inf
 
     best, least = start, compute(start)
@@ -181,10 +183,8 @@ def _walk_to_best_order(orders: Sequence[float], start: int, steps: Steps, delta
 @lru_cache(maxsize=4096)
 def _renyi_divergences(noise_multiplier: float, rate: float) -> Any:
     """Return the Rényi divergence of one step at each order."""
-    from opacus.accountants.analysis.rdp import compute_rdp
-
     with _SuppressWarnings():
-        return compute_rdp(q=rate, noise_multiplier=noise_multiplier, steps=1, orders=_renyi_orders())
+        return _load_analysis().compute_rdp(q=rate, noise_multiplier=noise_multiplier, steps=1, orders=_renyi_orders())
 
 
 def _compute_prv_epsilon(steps: tuple[Steps, ...], delta: float, rdp_epsilon: float) -> float:
@@ -208,9 +208,25 @@ def _prv_error(epsilon: float) -> float:
 
 
 def _renyi_orders() -> list[float]:
-    from opacus.accountants import RDPAccountant
+    return [*_OPACUS_ORDERS, *_LARGE_ORDERS]
 
-    return [*RDPAccountant.DEFAULT_ALPHAS, *_LARGE_ORDERS]
+
+@cache
+def _load_analysis() -> Any:
+    """Load Opacus' functions of Rényi divergences, one file, without its package.
+
+    The package imports its engine, and with it parts of torch that take longer to import than all else together.
+    """
+    package = find_spec("opacus")
+    assert package is not None
+    assert package.origin is not None
+    file = Path(package.origin).parent / "accountants" / "analysis" / "rdp.py"
+    spec = spec_from_file_location("opacus_analysis_rdp", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 class _SuppressWarnings(warnings.catch_warnings):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
 from fedsim.base.errors import ConfigError
+from fedsim.privacy import accountants
 from fedsim.privacy.accountants import Steps, compute_epsilon, find_noise_multiplier
 
 DELTA = 1e-5
@@ -91,3 +94,18 @@ def test_hardly_any_noise_has_no_finite_epsilon_and_no_distribution() -> None:
 def test_what_no_noise_reaches_is_said() -> None:
     with pytest.raises(ConfigError, match=r"epsilon: 0\.001 at delta 1e-09 is not reached in 1000 steps .*larger"):
         find_noise_multiplier(0.001, 1e-9, 1.0, 1000)
+
+
+def test_renyi_divergences_are_those_of_opacus_without_its_import() -> None:
+    """Its package imports parts of torch that take longer than all else of a check."""
+    code = (
+        "import sys; from fedsim.privacy.accountants import Steps, compute_epsilon, find_noise_multiplier; "
+        "compute_epsilon((Steps(1.0, 0.01, 100),), 1e-5); find_noise_multiplier(3.0, 1e-5, 0.01, 100); "
+        "sys.exit('opacus' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+    from opacus.accountants import RDPAccountant
+    from opacus.accountants.utils import MAX_SIGMA
+
+    assert list(accountants._OPACUS_ORDERS) == RDPAccountant.DEFAULT_ALPHAS
+    assert accountants._LARGEST_NOISE == MAX_SIGMA
