@@ -129,7 +129,8 @@ def judge_summary(item: Summary) -> tuple[str, str]:
     compared with one another, see `are_independent`.
 
     Victims without a score may be just those that leak nothing, so that each test counts them as such. Findings in
-    doubt count as the others do, and the remark says why they are.
+    doubt count as the others do, and the remark says why they are; but ranks of candidates in doubt, which may be of
+    two kinds, are no proof of a leak, since chance would order them otherwise.
     """
     # No score, or none that says anything about leakage.
     if item.missing:
@@ -143,6 +144,8 @@ def judge_summary(item: Summary) -> tuple[str, str]:
         remark += f"; not computed for {number_of(item.num_missing, 'victim')}: {item.why_missing}"
     if item.num_in_doubt:
         remark += f"; {item.doubt_text}"
+        if verdict == LEAKS and describe_metric(item.metric).evidence == "candidates":
+            verdict = UNDECIDED
     return verdict, remark
 
 

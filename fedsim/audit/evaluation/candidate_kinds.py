@@ -21,8 +21,8 @@ from fedsim.audit.evaluation.doubts import raise_doubt
 from fedsim.base.task import are_classes
 from fedsim.federation.candidates import CandidateRecords
 
-_DEVIATIONS = 3.1
-"""Standard deviations beyond chance from which on candidates are doubted: by chance one of a thousand sets is."""
+_DEVIATIONS = 3.5
+"""Standard deviations beyond chance from which on candidates are doubted: by chance one of 4000 sets is."""
 _MOST_CANDIDATES, _MOST_PRODUCTS = 1000, 1e10
 """Most candidates that are compared, and most products of their values."""
 

@@ -225,6 +225,15 @@ def is_at_floor(metric: str, *scores: tuple[float, float, int], missing: int = 0
     return at_floor(summary)
 
 
+def test_candidates_in_doubt_are_no_proof_of_a_leak_and_matches_in_doubt_are() -> None:
+    doubt = {"doubt": "attack, client 0: candidates differ in more than membership"}
+    verdict, remark = judge("membership_auc", (0.9, 0.5, 2000), **doubt)
+    assert verdict == UNDECIDED
+    assert "in doubt for 1 finding: attack, client 0: candidates differ" in remark
+    assert judge("membership_auc", (0.4, 0.5, 2000), **doubt)[0] == UNDECIDED  # reversed
+    assert judge("exact", (0.1, 0.0027, 10), **doubt)[0] == LEAKS
+
+
 def test_candidates_ranked_worse_than_by_chance_are_not_at_the_floor() -> None:
     """Who turns the order round leaks as much."""
     near_half = [(0.5 + shift, 0.5, 2000) for shift in (-0.02, -0.01, 0.0, 0.01, 0.02)]
