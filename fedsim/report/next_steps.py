@@ -204,7 +204,8 @@ def _steps_to_conclusion(run: AuditedRun) -> list[NextStep]:
         command = f"fedsim tune {shlex.quote(run.folder)}"
         steps.append(NextStep(aim="Tune the attacks on public data", command=command))
     elif run.config is None and not steps:
-        steps.append(NextStep(aim="Give the attacks more iterations in the file, then", command=run.attack_command))
+        aim = "Record more clients, or give the attacks more iterations in the file, then"
+        steps.append(NextStep(aim=aim, command=run.attack_command))
     return steps
 
 

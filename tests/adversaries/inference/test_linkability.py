@@ -6,12 +6,18 @@ import torch
 from adversaries.inference.linkability import Linkability, _sketch
 from fedsim.audit.evaluation.linkages import score_links
 from fedsim.base.errors import AttackError
+from fedsim.base.randomness import seed_globals
 from fedsim.interfaces.attack import Knowledge, Target, VictimTask
 from fedsim.interfaces.findings import Linkage, client_ids
 from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import Update
+from fedsim.training.loop import local_update
+from fedsim.training.model_state import copy_state
+from fedsim.training.models.mlp import Mlp
+from fedsim.training.settings import LocalTraining
+from tests.support.digit_clients import DIGITS
 
 NUM_CLIENTS = 8
 
@@ -75,6 +81,22 @@ def test_messages_with_something_in_common_are_linked(tmp_path):
 
 def test_messages_with_nothing_in_common_are_linked_by_chance(tmp_path):
     assert linked_share(record(tmp_path, signature=0.0, rounds=12)) < 0.3  # 1 / 8, of 88 choices
+
+
+def test_clients_are_linked_between_runs_from_other_initial_weights(tmp_path):
+    """By chance one message in eight is linked."""
+    recorder, plan = Recorder(tmp_path), LocalTraining(local_epochs=1, batch_size=10, learning_rate=0.1)
+    for number in (1, 2):
+        with seed_globals("linked runs", number):
+            model = Mlp(hidden=(64,)).build(DIGITS.task)
+        before, updates = copy_state(model), []
+        for client in range(NUM_CLIENTS):
+            rows = slice(client * 50, (client + 1) * 50)
+            inputs, labels, key = DIGITS.train.inputs(rows), DIGITS.train.labels[rows], ("run", number, client)
+            payload = Payload.from_dense(local_update(model, before, inputs, labels, plan, key=key)[0], "weights")
+            updates.append(Update(round=number, client=client, before=before, payload=payload, num_examples=50))
+        recorder.write(number, updates)
+    assert linked_share(Transcript(tmp_path)) > 0.5
 
 
 def test_no_score_depends_on_the_ids_in_the_recording(tmp_path):
