@@ -69,9 +69,12 @@ class ObservedClients:
             group_ids[client] = self._group_id(client)
         changing = [client for client, group_id in group_ids.items() if group_id is None]
         if changing:
+            needs_several = isinstance(attack.rounds_needed, int) and attack.rounds_needed > 1
+            staying = "record a group that stays the same, as all clients do ([secure_aggregation] groups = 'all')"
             reason = (
                 "it reads several rounds of one group, and the members of groups change from round to round, as those "
-                f"of client {join_first(changing, _MAX_CLIENTS)}; attack one round (adversary.rounds)"
+                f"of client {join_first(changing, _MAX_CLIENTS)}; "
+                + (staying if needs_several else "attack one round (adversary.rounds)")
             )
             _report_failure(failures, attack, reason)
         return list(dict.fromkeys(i for i in group_ids.values() if i is not None))

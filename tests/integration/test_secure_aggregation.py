@@ -460,7 +460,7 @@ def test_an_attack_on_single_clients_does_not_apply_and_says_so_before_work(atta
 
 @pytest.mark.thorough
 def test_several_rounds_of_a_group_have_to_be_of_the_same_members(tmp_path: Path) -> None:
-    def audit_result(table: dict[str, Any], name: str) -> pipeline.AuditResult:
+    def audit_result(table: dict[str, Any], name: str, *others: str) -> pipeline.AuditResult:
         return attacked(
             secure(
                 table=table,
@@ -475,14 +475,18 @@ def test_several_rounds_of_a_group_have_to_be_of_the_same_members(tmp_path: Path
                 partition={"samples_per_client": 4},
                 federation={"clients": 4, "rounds": 2, "straggler_probability": 0.0},
                 adversary={"when": "at-end", "rounds": "all", "victims": [1], "workers": 1},
-                attack=[{"name": "tgias-ro", "iterations": 2, "fewest": 2}],
+                attack=[{"name": "tgias-ro", "iterations": 2, "fewest": 2}, *({"name": other} for other in others)],
             ),
             tmp_path / name,
         )
 
-    (failure,) = audit_result({"groups": 2}, "drawn").failures
+    failure, needs_several = audit_result({"groups": 2}, "drawn", "sratta").failures
     assert failure.startswith(
         "tgias-ro does not apply: it reads several rounds of one group, and the members of groups"
+    )
+    assert failure.endswith("attack one round (adversary.rounds)")
+    assert needs_several.endswith(
+        "record a group that stays the same, as all clients do ([secure_aggregation] groups = 'all')"
     )
     done = audit_result({"groups": "all"}, "all")
     assert done.failures == []
