@@ -46,7 +46,7 @@ def read_reported_accuracy(folder: Path) -> ReportedAccuracy | None:
 
     Values above 1 anywhere in a recording are percentages, and so are all others there.
     """
-    last: list[_Report] = []
+    last: list[_ClientAccuracy] = []
     last_exchange = ("", 0)
     largest = 0.0
     for exchange in read_messages(folder):
@@ -84,7 +84,7 @@ def describe_tested_examples(tested: int, trained: int) -> str:
     )
 
 
-class _Report(NamedTuple):
+class _ClientAccuracy(NamedTuple):
     """Accuracy as a client reported it, and its number of examples."""
 
     client: int
@@ -92,14 +92,14 @@ class _Report(NamedTuple):
     examples: int
 
 
-def _read_reports(exchange: RecordedExchange) -> Iterator[_Report]:
+def _read_reports(exchange: RecordedExchange) -> Iterator[_ClientAccuracy]:
     """Yield what each reply to an evaluation reports that has an accuracy."""
     if exchange.kind.partition(".")[0] != EVALUATION_KIND:
         return
     for reply in exchange.replies:
         value = _find_accuracy(reply)
         if value is not None:
-            yield _Report(reply.client, value, count_examples(reply))
+            yield _ClientAccuracy(reply.client, value, count_examples(reply))
 
 
 def _find_accuracy(reply: RecordedMessage) -> float | None:
