@@ -42,7 +42,7 @@ def test_an_app_is_swept_over_defenses_attacks_and_seeds(tmp_path: Path, call: C
     sys.path.insert(0, str(app))
     truth = fedsim.write_truth(tmp_path / "truth", __import__("small_task").load_partition, range(3))
     table = "".join(f'{client} = "{path}"\n' for client, path in truth.items())
-    attack = ATTACK.replace('[[attack]]\nname = "spear-ica"\n', "")
+    attack = ATTACK.replace('[[attack]]\nname = "spear-ica"\n', "").replace('victims = "all"', "victims = [0, 1, 2]")
     file = tmp_path / "sweep.toml"
     file.write_text(f"{attack}[run_config]\nevaluate = 1.0\n[truth]\n{table}{SWEEP}")
     words = ("sweep", file, "--app", app, "--out", tmp_path / "out")

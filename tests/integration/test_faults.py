@@ -214,7 +214,7 @@ def test_what_a_client_draws_in_evaluation_does_not_depend_on_who_else_evaluates
 @pytest.mark.parametrize(
     ("tables", "reason"),
     [
-        ({"federation": {"straggler_probability": 1.0}}, "straggler: did not return in round 1"),
+        ({"federation": {"straggler_probability": 0.999999}}, "straggler: did not return in round 1"),
         ({"model": {"name": "faulty_plugins:Broken"}}, "OSError: the device is gone"),
         ({"defense": [{"name": "faulty_plugins:Nan", "always": True}]}, "NaN or infinite"),
         ({"defense": [{"name": "faulty_plugins:TooLate"}]}, "ValueError: no gradient for you"),

@@ -240,7 +240,10 @@ def test_a_cell_whose_own_attack_is_refused_does_not_apply_although_its_source_d
 @pytest.mark.parametrize(
     ("tables", "told"),
     [
-        ({"attack": [{"name": "sratta"}]}, "sratta needs at least 2 rounds of a client, and 1 is to be attacked"),
+        (
+            {"attack": [{"name": "sratta"}], "secure_aggregation": {}},
+            "sratta needs at least 2 rounds of a client, and 1 is to be attacked",
+        ),
         (
             {"attack": [{"name": "lmra"}], "adversary": {"rounds": "all"}, "recording": {"rounds": [1, 2]}},
             "lmra needs at least 3 rounds of a client, and 2 are to be attacked",
