@@ -106,7 +106,7 @@ class NaiveAdaptivePair:
     @property
     def sentence(self) -> str:
         """Sentence on what the defense is worth, and by which scores."""
-        item, name = self.naive.summary, self.naive.summary.name.split(",")[0]
+        item, name = self.naive.summary, self.naive.summary.short_name
         floors = " and ".join(dict.fromkeys(side.summary.explained_floor for side in (self.naive, self.adaptive)))
         scores = (
             f"naive {item.explained_interval}, adaptive {self.adaptive.summary.explained_interval}, floor {floors}, "

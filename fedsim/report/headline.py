@@ -118,7 +118,7 @@ def _sentences(claims: Iterable[Sequence[ScoreReading]]) -> list[str]:
     """
     groups: dict[tuple[str, str], list[str]] = {}
     for readings in claims:
-        names = dict.fromkeys(reading.summary.name.split(",")[0] for reading in readings)
+        names = dict.fromkeys(reading.summary.short_name for reading in readings)
         groups.setdefault((enumerate_words(list(names)), readings[0].verdict), []).append(readings[0].summary.attack)
     return [f"By {metrics}, {_claim(titles, verdict)}." for (metrics, verdict), titles in groups.items()]
 

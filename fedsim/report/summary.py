@@ -100,6 +100,12 @@ class Summary:
         return describe_metric(self.metric).label
 
     @property
+    def short_name(self) -> str:
+        """The metric's title in a sentence, which may list others by commas."""
+        title, _, quality = describe_metric(self.metric).title.partition(", ")
+        return f"{title} ({quality})" if quality else title
+
+    @property
     def interval_text(self) -> str:
         """Mean and 95 % interval for a table whose header says that it is one, see `interval_text`."""
         return EXACT if self.is_exact else interval_text(self.mean, self.low, self.high)

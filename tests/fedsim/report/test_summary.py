@@ -289,6 +289,11 @@ def test_attacks_whose_titles_have_commas_are_told_apart_in_the_headline() -> No
     assert headline(score_readings(rows, {})) == "By PSNR, 'aia, best', 'sme' and 'ig' find a leak."
 
 
+def test_metrics_whose_titles_differ_behind_a_comma_are_told_apart_in_the_headline() -> None:
+    rows = [*rows_of("sratta", "pairs_found", 0.3), *rows_of("sratta", "rand_index", 0.3)]
+    assert headline(score_readings(rows, {})).startswith("By pairs of one client (found), sratta finds a leak.")
+
+
 def test_baselines_are_not_counted_as_attacks() -> None:
     rows = [r for name in ("lmra", "shared-model", "aia, best") for r in rows_of(name, "zest", 0.2)]
     found = score_readings(
