@@ -129,6 +129,19 @@ def pair_texts(claimed: Tensor, true: Tensor, padding: int | None) -> Tensor:
     return torch.full_like(true, NO_TOKEN).index_put((true_indices,), assigned_texts)
 
 
+def tokens_by_position(texts: Tensor, padding: int | None) -> Tensor:
+    """Return `position`, the token that most often stands there in texts that are so long; padding where none is.
+
+    >>> tokens_by_position(torch.tensor([[5, 6, 0], [5, 0, 0], [7, 0, 0]]), padding=0)
+    tensor([5, 6, 0])
+    """
+    frequent = []
+    for column in texts.T:
+        tokens = column[column != padding] if padding is not None else column
+        frequent.append((tokens if len(tokens) else column).mode().values)
+    return torch.stack(frequent)
+
+
 def likeliest_tokens(texts: Tensor, length: int, padding: int | None) -> Tensor:
     """Return the `length` tokens, with repetitions, of which a text like these has most on average.
 

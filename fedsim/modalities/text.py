@@ -26,7 +26,8 @@ class TextModality(Modality):
         """Return guesses from public texts; none where no public texts are known.
 
         They are random public texts; for each claimed label the most frequent token at each
-        position, and the likeliest tokens whatever their positions; and the most frequent words.
+        position but padding, and the likeliest tokens whatever their positions; and the most
+        frequent words.
         """
         public, count, length = material.public, material.count, material.shape[0]
         if public is None:
@@ -38,13 +39,15 @@ class TextModality(Modality):
             similar_texts.append(texts_of_label if len(texts_of_label) else public.data)
         similar_texts += [public.data] * (count - len(similar_texts))
         random_indices = torch.randint(len(public.data), (count,), generator=material.rng)
+        by_position: list[Tensor] = []
         likeliest: list[Tensor] = []
         for texts in similar_texts:
+            by_position.append(text_metrics.tokens_by_position(texts, material.padding))
             likeliest.append(text_metrics.likeliest_tokens(texts, length, material.padding))
         frequent_words = text_metrics.frequent_words(public.data, count * length, material.padding)
         return {
             "random public examples": public.data[random_indices],
-            "most frequent token per position": torch.stack([texts.mode(0).values for texts in similar_texts]),
+            "most frequent token per position": torch.stack(by_position),
             "likeliest tokens": torch.stack(likeliest),
             "most frequent words": frequent_words.reshape(count, -1),
         }

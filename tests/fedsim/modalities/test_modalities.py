@@ -238,3 +238,11 @@ def test_a_truth_file_says_its_modality_or_it_is_inferred(tmp_path: Path) -> Non
     assert load_truth(named).modality == "pairs"
     with pytest.raises(DataError, match="or of a modality given to write_truth"):
         write_truth(tmp_path, lambda client: (torch.rand(3, 1, 2, 2, 2), torch.zeros(3).long()), [2])
+
+
+def test_the_guess_by_position_wastes_none_on_padding() -> None:
+    """Most texts end before the second position, where padding never counts as right."""
+    public = PublicExamples(data=torch.tensor([[5, 6, 0], [5, 0, 0], [7, 0, 0]]), labels=torch.zeros(3).long())
+    material = replace(make_material(public, torch.tensor([0]), (3,)), padding=0)
+    guesses = find_modality("text").guess_examples(material)
+    assert guesses["most frequent token per position"].tolist() == [[5, 6, 0]]
