@@ -30,6 +30,10 @@ _SCALES = (1.0, 1e6, 1e-6)
 """Factors of the states in which a defense may act, as one that clips acts on large ones alone."""
 _LARGE, _LARGER = 1e6, 1e9
 """Factors of two states of which any clipping leaves the same."""
+_SMALL_SHARES = (1e-3, 1e-2)
+"""Sizes of two states, as shares of the noise, that no message tells apart."""
+_HISTORIES = 3
+"""Draws of the message before, over which noise that follows messages differs."""
 _SAME = 1e-3
 """Relative difference up to which two messages are the same."""
 
@@ -124,6 +128,66 @@ def noise_follows_no_earlier_data(subject: CheckedPlugin) -> None:
             "update that gave the same message, so that the size of noise reveals data that nothing accounts for; let "
             "clip and noise follow from settings or messages",
         )
+
+
+def noise_follows_no_small_data(subject: CheckedPlugin) -> None:
+    """Its noise does not depend on earlier data that are smaller than the noise, so that its messages hide them.
+
+    What follows from the messages, as it may, differs from draw to draw, and hardly with such data.
+    """
+    defense = build_defense(subject)
+    if not overrides_guarantee(defense):
+        raise DoesNotApply("it promises nothing")
+    for hook_case in overridden_hooks(defense):
+        first_noise = _measure_spread(defense, hook_case.hook, 0, {})
+        spreads_by_factor = []
+        for share in _SMALL_SHARES:
+            spreads = []
+            for seed in range(_HISTORIES):
+                memory: dict[str, Tensor] = {}
+                state = _scale_state(share * first_noise)
+                _apply(defense, hook_case.hook, 0, memory, state, generator("history", seed))
+                spreads.append(_measure_spread(defense, hook_case.hook, 1, memory))
+            spreads_by_factor.append(spreads)
+        if any(min(spreads) < (1 - _SAME) * max(spreads) for spreads in spreads_by_factor):
+            continue
+        ends = sorted(spreads[0] for spreads in spreads_by_factor)
+        expect(
+            ends[0] >= _LEAST_NOISE * ends[-1],
+            f"{hook_case.hook} draws {ends[-1] / max(ends[0], 1e-300):.3g} times the noise after a larger update that "
+            "is hidden in the noise of its message, so that the size of noise reveals data that nothing accounts for; "
+            "let clip and noise follow from settings or messages",
+        )
+
+
+def noise_begins_with_the_first_message(subject: CheckedPlugin) -> None:
+    """No message of a client is without noise while others have it, if it promises something."""
+    defense = build_defense(subject)
+    if not overrides_guarantee(defense):
+        raise DoesNotApply("it promises nothing")
+    for hook_case in overridden_hooks(defense):
+        memory: dict[str, Tensor] = {}
+        with_noise, in_clear = list[int](), list[int]()
+        for number in range(_EARLY_ROUNDS):
+            if _measure_spread(defense, hook_case.hook, number, memory):
+                with_noise.append(number + 1)
+            elif _follows_data(defense, hook_case.hook, number, memory):
+                in_clear.append(number + 1)
+            _apply(defense, hook_case.hook, number, memory, zero_state(), generator("history", number))
+        expect(
+            not (with_noise and in_clear),
+            f"{hook_case.hook} adds no noise to message {in_clear[0] if in_clear else 0} of a client, and some to "
+            "others, so that no guarantee holds; add it to each",
+        )
+
+
+def _follows_data(defense: Defense, hook: str, number: int, memory: Memory) -> bool:
+    """Return whether what a hook makes of two states differs."""
+    results = []
+    for state in (zero_state(), random_state()):
+        remembered = {name: tensor.clone() for name, tensor in memory.items()}
+        results.append(_apply(defense, hook, number, remembered, state, generator("draws")))
+    return results[0].shape != results[1].shape or not torch.equal(*results)
 
 
 def _measure_spread(defense: Defense, hook: str, number: int, memory: Memory) -> float:

@@ -16,7 +16,9 @@ from fedsim.contract import common
 from fedsim.contract.checks import CheckedPlugin, ContractViolation, DoesNotApply, expect
 from fedsim.contract.defense_rounds import (
     acts_in_its_rounds_alone,
+    noise_begins_with_the_first_message,
     noise_follows_no_earlier_data,
+    noise_follows_no_small_data,
     noise_holds_in_any_round,
     says_in_which_rounds_it_acts,
 )
@@ -372,7 +374,9 @@ CHECKS = (
     keeps_state_in_memory_only,
     guarantee_is_valid,
     noise_holds_in_any_round,
+    noise_begins_with_the_first_message,
     noise_follows_no_earlier_data,
+    noise_follows_no_small_data,
     adversary_view_is_valid,
     message_noise_is_valid,
     adversary_batch_is_valid,

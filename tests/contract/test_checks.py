@@ -1168,7 +1168,9 @@ def test_settings_without_a_range_need_no_check(check_class: Callable[..., Check
 def test_each_check_is_broken_by_something() -> None:
     in_files_of_their_own = {
         attacks.infers_senders_from_messages,  # test_sender_claims
+        defenses.noise_begins_with_the_first_message,  # test_defense_rounds
         defenses.noise_follows_no_earlier_data,  # test_defense_rounds
+        defenses.noise_follows_no_small_data,  # test_defense_rounds
         defenses.says_in_which_rounds_it_acts,  # test_defense_rounds
     }
     tested = {case[0] for case in BROKEN} | in_files_of_their_own

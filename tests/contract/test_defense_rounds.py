@@ -20,6 +20,7 @@ from tests.support import checked_classes
 
 Ask = Callable[..., CheckResult]
 ACTS, NOISE = defense_rounds.says_in_which_rounds_it_acts, defense_rounds.noise_follows_no_earlier_data
+SMALL, BEGINS = defense_rounds.noise_follows_no_small_data, defense_rounds.noise_begins_with_the_first_message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +107,46 @@ class FollowsData(Private):
         return float(before)
 
 
+class FollowsSmallData(Private):
+    """Clip to the norm of the update before, up to 1, so that all large ones are followed by the same noise."""
+
+    def choose_clip(self, norm: torch.Tensor, context: LocalContext) -> float:
+        before = context.memory.get("norm", torch.tensor(1.0))
+        context.memory["norm"] = norm.clamp(1e-3, 1.0)
+        return float(before)
+
+
+class FollowsMessages(Private):
+    """Clip to the norm of the message before, which the server knows."""
+
+    def choose_clip(self, norm: torch.Tensor, context: LocalContext) -> float:
+        return float(context.memory.get("sent", torch.tensor(1.0)))
+
+    def on_update(self, update: State, context: LocalContext) -> State:
+        sent = super().on_update(update, context)
+        context.memory["sent"] = torch.stack([tensor.norm() for tensor in sent.values()]).norm().clamp(0.1, 10)
+        return sent
+
+
+class WarmsUp(Private):
+    """Clip alone in the first three messages of a client."""
+
+    def on_update(self, update: State, context: LocalContext) -> State:
+        count = context.memory.get("count", torch.tensor(0))
+        context.memory["count"] = count + 1
+        norm = torch.stack([tensor.norm() for tensor in update.values()]).norm().clamp(min=1)
+        return super().on_update(update, context) if count >= 3 else {n: t / norm for n, t in update.items()}
+
+
+class SaysNothingFirst(WarmsUp):
+    """Send zeros in the first three messages of a client."""
+
+    def on_update(self, update: State, context: LocalContext) -> State:
+        is_first = context.memory.get("count", torch.tensor(0)) < 3
+        sent = super().on_update(update, context)
+        return {name: 0 * tensor for name, tensor in sent.items()} if is_first else sent
+
+
 @pytest.fixture
 def ask(tmp_path: Path) -> Ask:
     def check(asked: Check, cls: type) -> CheckResult:
@@ -119,6 +160,12 @@ def ask(tmp_path: Path) -> Ask:
     [
         (ACTS, Early, "it changes nothing in round 4, in which acts_in says that it acts"),
         (NOISE, FollowsData, "on_update draws 1e+03 times the noise after a larger update that gave the same message"),
+        (
+            SMALL,
+            FollowsSmallData,
+            "on_update draws 10 times the noise after a larger update that is hidden in the noise",
+        ),
+        (BEGINS, WarmsUp, "on_update adds no noise to message 1 of a client, and some to others"),
     ],
 )
 def test_what_a_defense_does_not_say_is_found(ask: Ask, check: Check, cls: type, words: str) -> None:
@@ -132,8 +179,19 @@ def test_defenses_that_act_in_each_round_or_say_so_are_good(ask: Ask, cls: type)
     assert result.is_good, result.reason
 
 
-def test_noise_that_follows_settings_passes(ask: Ask) -> None:
-    assert ask(NOISE, Private).verdict == "passed"
+@pytest.mark.parametrize(
+    ("check", "cls"),
+    [
+        (NOISE, Private),
+        (NOISE, FollowsSmallData),
+        (SMALL, Private),
+        (SMALL, FollowsMessages),
+        (BEGINS, Private),
+        (BEGINS, SaysNothingFirst),
+    ],
+)
+def test_noise_that_follows_settings_or_messages_passes(ask: Ask, check: Check, cls: type) -> None:
+    assert ask(check, cls).verdict == "passed"
 
 
 def test_a_defense_that_acts_by_chance_has_an_effect(ask: Ask) -> None:
