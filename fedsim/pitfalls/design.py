@@ -115,7 +115,8 @@ class EvaluationDesign:
     ) -> dict[str, Any]:
         """Return `changes` as tables of this file: in a sweep, as further values of axes.
 
-        What is no value of an axis becomes a case called `not title`, since it avoids the pitfall.
+        What is no value of an axis becomes a case called `not title`, since it avoids the pitfall; that
+        which avoids `no-prior` is called `prior`.
 
         Args:
             further: changes of other cells of a sweep, which become values of their own.
@@ -137,7 +138,8 @@ class EvaluationDesign:
                     _set_nested(case, key, value)
             if case:
                 cases = axes.get(CASE, [{"label": "as it is"}])
-                label = f"not {title}" if number == 1 else f"not {title} {number}"
+                avoided = title.removeprefix("no-") if title.startswith("no-") else f"not {title}"
+                label = avoided if number == 1 else f"{avoided} {number}"
                 # The changes suit the first cell, which has the first case.
                 axes[CASE] = [*cases, _merge_tables(cases[0], case) | {"label": label}]
                 changed[CASE] = None

@@ -284,6 +284,13 @@ def test_a_sweep_keeps_the_cases_that_it_has() -> None:
     assert second["federation"] == case["federation"]
 
 
+def test_the_case_that_avoids_what_is_called_no_prior_is_called_prior() -> None:
+    found = fedsim.lint(merge(EXPERIMENT, sweep_over(defense=[[], DEFENDED["defense"]])))
+    [pitfall] = [item for item in found if item.name == "no-public-prior"]
+    cases = tomllib.loads(pitfall.counter_experiment)["sweep"]["axes"]["case"]
+    assert [case["label"] for case in cases] == ["as it is", "public-prior"]
+
+
 def test_a_wrong_setting_is_an_error() -> None:
     with pytest.raises(ConfigError, match="iterations"):
         fedsim.lint(merge(EXPERIMENT, {"attack": [{"name": "dlg", "iterations": 0}]}))
