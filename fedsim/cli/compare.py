@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from fedsim.base.grouping import group_by
-from fedsim.cli.options import console, finish
+from fedsim.cli.options import console, finish, new_table
 
 if TYPE_CHECKING:
     from fedsim.api.comparing import Comparison
@@ -40,8 +40,8 @@ def compare(
 def _show_settings(comparison: Comparison) -> None:
     names = (side.name for side in comparison.sides)
     # Folded, because a key that is cut short names no setting.
-    columns = [Column(escape(name), overflow="fold") for name in ("setting", *names)]
-    table = Table(*columns, title="Settings that differ", box=SIMPLE_HEAD)
+    columns = [Column(escape(name)) for name in ("setting", *names)]
+    table = new_table(*columns, title="Settings that differ", box=SIMPLE_HEAD)
     for key, values in comparison.differing_settings.items():
         table.add_row(escape(key), *("not set" if value is None else escape(str(value)) for value in values))
     if table.rows:
@@ -85,12 +85,12 @@ def _show_scores(comparison: Comparison, name: str, differences: Sequence[Differ
 def _score_table(attack: str, base: str, name: str, differences: Sequence[Difference]) -> Table:
     from fedsim.report.differences import difference_text, score_beside_floor
 
-    table = Table(
+    table = new_table(
         Column("metric", no_wrap=True),
         escape(base),
         escape(name),
         "difference",
-        Column("verdict", overflow="fold"),
+        Column("verdict"),
         title=escape(f"{attack}: {name} compared with {base}"),
         box=SIMPLE_HEAD,
     )

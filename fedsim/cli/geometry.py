@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from fedsim.base.errors import ConfigError, number_of
-from fedsim.cli.options import DataDir, Key, RunPath, Trust, console, format_rounds
+from fedsim.cli.options import DataDir, Key, RunPath, Trust, console, format_rounds, new_table
 
 
 def geometry(
@@ -41,7 +40,7 @@ def geometry(
         folder.write_table(folder.geometry, list(rows[0]), rows)
         # Print the statistics over all updates, and draw them.
         title = f"{number_of(len(rows), 'update')}, {format_rounds(number for number, _, _ in geometries)} of {run}"
-        table = Table("", "mean", "deviation", "lowest", "highest", title=escape(title))
+        table = new_table("", "mean", "deviation", "lowest", "highest", title=escape(title))
         for name in geometries[0][2].summary:
             values = [float(row[name]) for row in rows]
             statistics = fmean(values), pstdev(values), min(values), max(values)

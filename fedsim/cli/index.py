@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from fedsim.base.errors import number_of
-from fedsim.cli.options import console, strip_control_characters
+from fedsim.cli.options import console, new_table, strip_control_characters
 
 if TYPE_CHECKING:
     from fedsim.report.index_entry import IndexEntry
@@ -44,7 +44,7 @@ def index(
 def _entry_table(found: RunIndex) -> Table:
     """Return the newest runs as a table for the terminal."""
     columns = ("run", "verdict", "accuracy", "state")
-    table = Table(*(Column(name, overflow="fold") for name in columns), box=SIMPLE_HEAD)
+    table = new_table(*(Column(name) for name in columns), box=SIMPLE_HEAD)
     for entry in found.entries[:_MAX_ROWS]:
         cells = (entry.name, entry.verdict or _abridge(entry.sentence), _accuracy_text(entry), entry.shown_state)
         table.add_row(*(escape(strip_control_characters(cell)) for cell in cells))

@@ -18,7 +18,7 @@ from fedsim.base.errors import FedsimError, TranscriptError, number_of, one_line
 from fedsim.cli.inspect_adversary import describe_adversary
 from fedsim.cli.inspect_answers import show_answers
 from fedsim.cli.inspect_trees import show_trees
-from fedsim.cli.options import Key, RunPath, console, finish
+from fedsim.cli.options import Key, RunPath, console, finish, new_table
 
 if TYPE_CHECKING:
     from fedsim.recording.header import Reply
@@ -63,7 +63,9 @@ def inspect(
     # Read the updates of each round, then the other messages.
     table = None
     if rows:
-        table = Table("round", "client", "N", "reported", "bytes", "update norm", title=escape(str(transcript.folder)))
+        table = new_table(
+            "round", "client", "N", "reported", "bytes", "update norm", title=escape(str(transcript.folder))
+        )
     failures, totals = list[str](), _Totals()
     for number in transcript.rounds:
         try:
@@ -186,7 +188,7 @@ def _show_clear_text(exchanges_read: Iterable[RecordedExchange], *, rows: bool) 
             yield messages
 
     if texts := find_clear_texts(read_and_note()):
-        table = Table("kind", "name", "what", "clients", title="What clients sent in the clear, besides updates")
+        table = new_table("kind", "name", "what", "clients", title="What clients sent in the clear, besides updates")
         for text in texts:
             warning = "[bold red]A ROW FOR EACH EXAMPLE[/]: " if text.per_example else ""
             cells = escape(one_line(text.kind)), escape(one_line(text.name)), warning + escape(text.description)
@@ -200,7 +202,7 @@ def _show_clear_text(exchanges_read: Iterable[RecordedExchange], *, rows: bool) 
             )
     if rows and message_rows:
         columns = "message", "kind", "round", "to", "answers", "clients also sent"
-        exchanges = Table(*columns, title="all messages that are not plain updates")
+        exchanges = new_table(*columns, title="all messages that are not plain updates")
         for row in message_rows:
             exchanges.add_row(*row)
         console.print(exchanges)
@@ -236,7 +238,7 @@ def _summary_table(transcript: Transcript, totals: _Totals) -> Table:
     from fedsim.federation.secure_aggregation import SENT_MASKED
 
     clients, sums = totals.clients, totals.sums
-    table = Table(show_header=False, box=None, title=escape(str(transcript.folder)), title_justify="left")
+    table = new_table(show_header=False, box=None, title=escape(str(transcript.folder)), title_justify="left")
     numbers = transcript.rounds
     size = sum(file.stat().st_size for file in transcript.folder.glob("round-*.safetensors")) / 1e6
     table.add_row("rounds", f"{len(numbers)}, {numbers[0]} to {numbers[-1]}" if numbers else "none")

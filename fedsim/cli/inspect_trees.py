@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rich.table import Table
-
 from fedsim.base.errors import FedsimError, number_of, one_line
-from fedsim.cli.options import console
+from fedsim.cli.options import console, new_table
 
 if TYPE_CHECKING:
     from fedsim.recording.transcript import Transcript
@@ -38,7 +36,7 @@ def show_trees(transcript: Transcript) -> None:
     if not _are_trees_recorded(transcript):
         return
     trees_by_client = _read_trees(transcript)
-    table = Table("client", "trees", "eta, lambda", "thresholds", "records", "label 1", "smallest leaf")
+    table = new_table("client", "trees", "eta, lambda", "thresholds", "records", "label 1", "smallest leaf")
     table.title = "in the clear: trees"
     for client, client_trees in sorted(trees_by_client.items()):
         texts = str(client), str(len(client_trees.trees)), client_trees.settings or "-"

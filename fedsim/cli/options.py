@@ -7,11 +7,12 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.table import Column, Table
 
 if TYPE_CHECKING:
     from fedsim.api.pipeline import AuditResult
@@ -133,6 +134,14 @@ def blank_control_characters(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in text)
+
+
+def new_table(*columns: str | Column, **settings: Any) -> Table:
+    """Return a table that goes on in the next line where a word is too long, which rich would cut off."""
+    table = Table(*columns, **settings)
+    for column in table.columns:
+        column.overflow = column.overflow if column.no_wrap else "fold"
+    return table
 
 
 def format_rounds(numbers: Iterable[int]) -> str:

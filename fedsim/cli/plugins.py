@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from fedsim.base.errors import ConfigError, FedsimError, did_you_mean
-from fedsim.cli.options import blank_control_characters, console
+from fedsim.cli.options import blank_control_characters, console, new_table
 from fedsim.plugins import registry
 from fedsim.plugins.descriptions import describe_plugin
 
@@ -105,7 +104,7 @@ def show(
         description = describe_plugin(group, name)
         console.print(f"[bold]{escape(name)}[/]  ({group}, from {escape(registry.find_distribution(group, name))})\n")
         console.print(description.text, markup=False, highlight=False, soft_wrap=True)
-        table = Table("setting", "type", "default")
+        table = new_table("setting", "type", "default")
         for row in description.settings:
             table.add_row(*map(escape, row))
         console.print(table if table.rows else "no settings")

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
-from rich.table import Column, Table
+from rich.table import Column
 
 from fedsim.base.errors import ConfigError
-from fedsim.cli.options import DataDir, Quiet, Verbose, console, finish
+from fedsim.cli.options import DataDir, Quiet, Verbose, console, finish, new_table
 
 if TYPE_CHECKING:
     from fedsim.api.reproduce.figures import FigureVerdict
@@ -62,7 +62,7 @@ def _list_tables(tables: Sequence[tuple[str, str]]) -> None:
     from fedsim.api.reproduce.recipes import how_to_reproduce
 
     names = ("table", "last result", "kept", "quick run", "reproduced by")
-    printed = Table(*(Column(name, no_wrap=name in names[:2]) for name in names), box=SIMPLE_HEAD)
+    printed = new_table(*(Column(name, no_wrap=name in names[:2]) for name in names), box=SIMPLE_HEAD)
     for paper, table in tables:
         kept = [result for result in read_results()[paper].kept if result.table == table]
         latest = str(max(result.date for result in kept)) if kept else "not measured"
@@ -167,7 +167,7 @@ def _print_comparison(
     if not read_papers()[paper].table[table].rows:
         _print_lines({name: quantity.title for name, quantity in quantities.items()}, title, comparisons, reasons)
         return
-    printed = Table("", "paper", "ours", "difference", "verdict", box=SIMPLE_HEAD, title=escape(title))
+    printed = new_table("", "paper", "ours", "difference", "verdict", box=SIMPLE_HEAD, title=escape(title))
     for row, row_comparisons in groupby(comparisons, key=lambda comparison: comparison.row):
         printed.add_row(f"[bold]{escape(row)}[/]")
         for comparison in row_comparisons:
@@ -183,7 +183,7 @@ def _print_lines(
     for comparison in comparisons:
         texts.setdefault(comparison.row, {})[comparison.quantity] = comparison.ours.text
     shown = [name for name in titles if any(name in row for row in texts.values())]
-    printed = Table("", *(escape(titles[name]) for name in shown), box=SIMPLE_HEAD, title=escape(title))
+    printed = new_table("", *(escape(titles[name]) for name in shown), box=SIMPLE_HEAD, title=escape(title))
     for row, row_texts in texts.items():
         printed.add_row(escape(row), *(row_texts.get(name, "") for name in shown))
     console.print(printed)

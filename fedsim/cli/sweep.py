@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
-from rich.table import Column, Table
+from rich.table import Column
 
 from fedsim.base.errors import ConfigError, number_of
 from fedsim.base.grouping import group_by
-from fedsim.cli.options import DataDir, Key, Overrides, Quiet, Trust, Verbose, console, finish
+from fedsim.cli.options import DataDir, Key, Overrides, Quiet, Trust, Verbose, console, finish, new_table
 
 if TYPE_CHECKING:
     from fedsim.sweeps.grid import GridPoint
@@ -142,9 +142,7 @@ def _show_plan(plan: SweepPlan, workers: int) -> None:
     """Print the cells, what they share, what is done, and how long the rest may take."""
     to_do = {cell.point.name for cell in plan.remaining_cells}
     states = [(cell.point, "to do" if cell.point.name in to_do else "done") for cell in plan.cells]
-    table = Table(
-        *(Column(name, overflow="fold") for name in (*plan.grid.label_axes, "seeds", "cells")), box=SIMPLE_HEAD
-    )
+    table = new_table(*(Column(name) for name in (*plan.grid.label_axes, "seeds", "cells")), box=SIMPLE_HEAD)
     for labels, points in group_by(states, lambda item: tuple(item[0].labels.values())).items():
         counts = Counter(state for _, state in points)
         seeds = ", ".join(str(point.seed) for point, _ in points)
@@ -176,7 +174,7 @@ def _show_left_out(plan: SweepPlan) -> None:
     """Print which cells do not apply, and why."""
     if not plan.inapplicable:
         return
-    table = Table("why", "cells that do not apply", title="Does not apply", box=SIMPLE_HEAD, show_lines=True)
+    table = new_table("why", "cells that do not apply", title="Does not apply", box=SIMPLE_HEAD, show_lines=True)
     for reason, pairs in group_by(plan.inapplicable, lambda pair: pair[1]).items():
         table.add_row(escape(reason), escape(_labels_text([point for point, _ in pairs])))
     console.print(table)

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from fedsim.cli.options import DataDir, Overrides, Quiet, Trust, Verbose, console
+from fedsim.cli.options import DataDir, Overrides, Quiet, Trust, Verbose, console, new_table
 
 
 def train(
@@ -30,7 +29,7 @@ def train(
 
     with show_work(quiet, verbose):
         states = make_states(config, file.stem, out)
-    table = Table("state", "test loss", "test accuracy")
+    table = new_table("state", "test loss", "test accuracy")
     for name, about in states.manifest()["states"].items():
         table.add_row(name, *(f"{about[key]:.3f}" if key in about else "-" for key in ("loss", "accuracy")))
     console.print(table)

@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from fedsim.cli.options import DataDir, Quiet, Trust, Verbose, console
+from fedsim.cli.options import DataDir, Quiet, Trust, Verbose, console, new_table
 
 if TYPE_CHECKING:
     from fedsim.api.tuning.trials import TunedAttack
@@ -48,7 +48,7 @@ def _trial_table(tuned: TunedAttack) -> Table:
     from fedsim.interfaces.metric import describe_metric
 
     label = describe_metric(tuned.best_trial.metric).label
-    table = Table("settings", "iterations", label, "L_sim", title=escape(f"Trials of {tuned.table.title}"))
+    table = new_table("settings", "iterations", label, "L_sim", title=escape(f"Trials of {tuned.table.title}"))
     for trial in sort_trials(tuned.trials):
         style = "bold" if trial is tuned.best_trial else "default"
         values = ["failed" if math.isnan(trial.score) else f"{trial.score:.4g}"]

@@ -16,7 +16,7 @@ from rich.table import Column, Table
 
 from fedsim.api.logs import OnceFilter, listen
 from fedsim.base.progress import listen_to_progress
-from fedsim.cli.options import Sentence, console
+from fedsim.cli.options import Sentence, console, new_table
 from fedsim.cli.screen import PhaseDisplay, RoundFilter, VictimFilter
 from fedsim.report.exposure import mean_quantities
 from fedsim.report.score_ceilings import summarise_ceilings
@@ -77,7 +77,7 @@ def show_answer(done: AuditResult) -> None:
 
 def show_sweep_answer(answer: SweepAnswer, steps: Sequence[NextStep]) -> None:
     """Print for each setting of a sweep what it is worth and its accuracy, and what to do next."""
-    table = Table("setting", "verdict", "accuracy,\n95 % interval", "difference to no defense", box=SIMPLE_HEAD)
+    table = new_table("setting", "verdict", "accuracy,\n95 % interval", "difference to no defense", box=SIMPLE_HEAD)
     for row in answer.rows:
         table.add_row(*map(escape, (row.name, row.verdict, row.accuracy or "–", row.accuracy_change or "–")))
     if answer.rows:
@@ -102,7 +102,7 @@ def show_epsilons(audited: Sequence[EpsilonComparison]) -> None:
     if not audited:
         return
     columns = "client", "defense", "proved: at most", "measured: at least", "right guesses"
-    table = Table(*columns, title="Epsilon", box=SIMPLE_HEAD)
+    table = new_table(*columns, title="Epsilon", box=SIMPLE_HEAD)
     for item in audited:
         proved = f"{item.proved:.4g}" if math.isfinite(item.proved) else "nothing"
         style = "bold red" if item.is_broken else "default"
@@ -123,7 +123,7 @@ def show_ceilings(ceilings: Sequence[ProvedCeiling]) -> None:
     summary = summarise_ceilings(ceilings)
     if all(item.reason for item in summary):
         return
-    table = Table("attack", "metric", "score", "ceiling", title="Proved ceilings", box=SIMPLE_HEAD)
+    table = new_table("attack", "metric", "score", "ceiling", title="Proved ceilings", box=SIMPLE_HEAD)
     for item in summary:
         style = "bold red" if item.is_exceeded else "default"
         ceiling = f"none: {item.reason}" if item.reason else f"{item.ceiling:.4g}"
@@ -134,7 +134,7 @@ def show_ceilings(ceilings: Sequence[ProvedCeiling]) -> None:
 def show_exposure(rows: Sequence[Mapping[str, Any]], when: str) -> None:
     """Print for each measure which clients and examples are exposed most and least, if anything was measured."""
     columns = "measure", "n", "most exposed", "least exposed"
-    table = Table(*columns, title=escape(f"Exposure {when}"), box=SIMPLE_HEAD)
+    table = new_table(*columns, title=escape(f"Exposure {when}"), box=SIMPLE_HEAD)
     for item in [*mean_quantities(rows), *mean_quantities(rows, of_examples=True)]:
         ends = [(item.ranking[position], item.values[item.ranking[position]]) for position in (0, -1) if item.values]
         texts = [f"client {who[0]}{f', example {who[1]}' if who[1] else ''}: {value:.4g}" for who, value in ends]
@@ -147,7 +147,7 @@ def show_exposure(rows: Sequence[Mapping[str, Any]], when: str) -> None:
 def score_table(attack: str, readings: Sequence[ScoreReading]) -> Table:
     """Return a table of one attack's scores, the main one first, as on the page; narrow enough for 80 columns."""
     columns = Column("metric", no_wrap=True), "score,\n95 % interval", "n", "best guess", "verdict"
-    table = Table(*columns, title=escape(f"Scores of {attack}"), box=SIMPLE_HEAD)
+    table = new_table(*columns, title=escape(f"Scores of {attack}"), box=SIMPLE_HEAD)
     missing = []
     for reading in readings:
         item = reading.summary
