@@ -279,7 +279,9 @@ def client_table(summary: PartitionSummary) -> Table:
         "numbers": ("mean", "sd") if summary.dataset.num_targets == 1 else ("mean of all", "sd of all"),
     }[summary.dataset.task.goal]
     grouped = bool(summary.clients[0].group)
-    table = Table("client")
+    # A client may train on few of its examples, which have fewer classes.
+    both = "The last two columns are of all examples of a client, those that it holds out among them."
+    table = Table("client", caption=both if summary.data.clients_hold_out else None)
     if grouped:
         table.add_column("group", no_wrap=True, overflow="ellipsis", max_width=20)
     for column in ("N", "held out", *label_columns):

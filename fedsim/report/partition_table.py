@@ -46,7 +46,7 @@ def sharing_table(experiment: Experiment, attacked: Collection[int]) -> SharingT
     columns, rows = (_class_cells if has_classes else _target_cells)(partition, clients)
     groups = _groups(partition)
     names = [_name(client, groups, attacked) for client in clients]
-    title = "Examples of each client"
+    title = "Examples of each client" + (", with those that it holds out" if partition.data.clients_hold_out else "")
     if has_classes:
         title += "; a stronger colour means a larger share of the client's examples"
     corner = "client (group)" if groups else "client"

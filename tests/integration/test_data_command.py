@@ -113,6 +113,7 @@ def test_a_data_set_is_described_and_its_clients_are_counted(call: Call) -> None
     assert [row[0] for row in rows] == ["0", "1", "2", "3", "smallest", "median", "largest"]
     assert [(int(row[1]), int(row[2])) for row in rows[:4]] == [(270, 90), (270, 90), (269, 90), (269, 90)]
     assert [row[3] for row in rows[:4]] == ["10"] * 4
+    assert "all examples of a client, those that it holds out among them" in " ".join(result.stdout.split())
 
 
 @pytest.mark.usefixtures("blank_picture")

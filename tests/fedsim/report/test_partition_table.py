@@ -50,6 +50,10 @@ def test_what_clients_hold_out_is_counted_too():
     held_out = [int(row[2]) for row in rows(found)]
     assert min(held_out) > 0
     assert f"{sum(held_out)} of them to test on" in found.summary.replace("\u202f", "")
+    for row in rows(found):
+        assert sum(int(cell or 0) for cell in row[3:]) == int(row[1]) + int(row[2])
+    assert "with those that it holds out" in str(found.table)
+    assert "with those that it holds out" not in str(shared([1]).table)
 
 
 def test_natural_groups_are_named_beside_their_clients():
