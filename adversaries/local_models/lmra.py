@@ -33,7 +33,6 @@ _SHAPE_PATTERN = re.compile(r"([1-9]\d*)x([1-9]\d*)")
 _VALIDATION_SHARE = 0.2
 _MAX_RELATIVE_ERROR = 0.95
 """A mapping whose validation error is above this share of a constant's is rejected."""
-_MIN_MESSAGES = 3
 _EPOCHS_PER_VALIDATION = 10
 
 

@@ -14,8 +14,6 @@ from torch import Tensor
 
 TOLERANCE = 0.319
 """Largest error of a correct number, in standard deviations (TabLeak [Vero2023])."""
-
-
 ROUNDING = 1e-4
 """Largest error of an exact number, as a share of its range."""
 
@@ -32,20 +30,15 @@ def compare_rows(claimed: Tensor, true: Tensor, columns: Sequence[int], deviatio
     Returns:
         `true claimed column`, whether the value is correct.
     """
-    return _compare_columns(claimed[None], true[:, None], columns, deviations)
+    return compare_aligned_rows(claimed[None], true[:, None], columns, deviations)
 
 
 def compare_aligned_rows(claimed: Tensor, true: Tensor, columns: Sequence[int], deviations: Tensor) -> Tensor:
     """Compare each claimed row with the true row in its place, as `compare_rows` does with all.
 
     Returns:
-        `row column`, whether the value is correct.
+        `... column`, whether the value is correct, of `... feature` that broadcast.
     """
-    return _compare_columns(claimed, true, columns, deviations)
-
-
-def _compare_columns(claimed: Tensor, true: Tensor, columns: Sequence[int], deviations: Tensor) -> Tensor:
-    """Return `... column`, whether values are correct, of `... feature` that broadcast."""
     claimed_columns = torch.split(claimed, list(columns), -1)
     true_columns = torch.split(true, list(columns), -1)
     column_deviations = torch.split(deviations, list(columns))

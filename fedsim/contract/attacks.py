@@ -222,14 +222,12 @@ def _run(
     subject: CheckedPlugin,
     scene: TinyRecording,
     knowledge: Knowledge | None = None,
-    *,
-    seed: int = 0,
     rng: torch.Generator | None = None,
 ) -> Finding:
     if knowledge is None:
         knowledge = scene.knowledge
     attack = _build_attack(subject)
-    return attack.run(scene.make_target(knowledge, rng or generator(seed)))
+    return attack.run(scene.make_target(knowledge, rng or generator(0)))
 
 
 def _accepted_scenes(subject: CheckedPlugin) -> Iterator[TinyRecording]:

@@ -158,34 +158,25 @@ def _property_records(inputs: Tensor, labels: Tensor) -> PropertyRecords:
     return PropertyRecords(inputs=inputs.repeat(sizes), labels=torch.cat([labels] * repetitions), has=has)
 
 
-def _image_network() -> nn.Module:
-    with seed_globals("contract", "model"):
-        return Mlp(hidden=(12,)).build(_IMAGES)
+def _seeded(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    """Return a function that makes a network whose parameters are the same each time."""
+
+    def make_seeded() -> nn.Module:
+        with seed_globals("contract", "model"):
+            return make()
+
+    return make_seeded
 
 
-def _mask_network() -> nn.Module:
-    with seed_globals("contract", "model"):
-        return UNet(channels=(4, 4)).build(_MASKS)
-
-
-def _text_network() -> nn.Module:
-    with seed_globals("contract", "model"):
-        return TextCnn(kernels=(3,), channels=8, dimension=6, pool=2, dropout=0.0).build(_TEXTS).eval()
-
-
-def _transformer() -> nn.Module:
-    with seed_globals("contract", "model"):
-        return TransformerDecoder(dim=32, heads=2).build(_TEXTS).eval()
-
-
-def _row_network() -> nn.Module:
-    with seed_globals("contract", "model"):
-        return Mlp(hidden=(12,)).build(_ROWS)
-
-
-def _regression_network() -> nn.Module:
-    with seed_globals("contract", "model"):
-        return nn.Linear(4, 1, bias=False)
+_image_network = _seeded(lambda: Mlp(hidden=(12,)).build(_IMAGES))
+_mask_network = _seeded(lambda: UNet(channels=(4, 4)).build(_MASKS))
+_text_network = _seeded(
+    lambda: TextCnn(kernels=(3,), channels=8, dimension=6, pool=2, dropout=0.0).build(_TEXTS).eval()
+)
+_transformer = _seeded(lambda: TransformerDecoder(dim=32, heads=2).build(_TEXTS).eval())
+_row_network = _seeded(lambda: Mlp(hidden=(12,)).build(_ROWS))
+_regression_network = _seeded(lambda: nn.Linear(4, 1, bias=False))
+_bottom_network = _seeded(lambda: nn.Linear(6, 2, bias=False))
 
 
 def _image_scene(folder: Path, count: int, members: tuple[int, ...] = ()) -> TinyRecording:
@@ -259,11 +250,6 @@ def _split_scene(folder: Path) -> TinyRecording:
     knowledge = replace(knowledge, model=_bottom_network, num_classes=2, known_rows=known)
     knowledge = replace(knowledge, value_range=([0.0], [1.0]))
     return replace(scene, description="steps of split learning", transcript=Transcript(folder), knowledge=knowledge)
-
-
-def _bottom_network() -> nn.Module:
-    with seed_globals("contract", "model"):
-        return nn.Linear(6, 2, bias=False)
 
 
 _TREE = json.dumps(
