@@ -7,7 +7,7 @@ nothing else, whatever the hook does to the data. So no probe has to know how a 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -153,6 +153,7 @@ def probe_noise(audited: AuditedDefense, mechanism: Mechanism) -> list[ProbeResu
         distance = measure_sensitivity(audited, mechanism.noise, last)
         results.append(_compare_scale(at_end, mechanism, distance, last, in_release=f" in release {last}"))
         results.append(_compare_histories(audited, mechanism, inputs["a large gradient"]))
+        results.append(_compare_hidden_histories(audited, mechanism, variances["zeros"]))
     return results
 
 
@@ -269,6 +270,25 @@ def _compare_histories(audited: AuditedDefense, mechanism: Mechanism, rows: Tens
     variances = {}
     for name, history in histories.items():
         variances[name] = _measure_variances(audited, torch.zeros(1, SIZE), "after", 2, history)
+    return _compare_inputs(variances, mechanism, question)
+
+
+def _compare_hidden_histories(
+    audited: AuditedDefense, mechanism: Mechanism, noise: Mapping[str, NoiseVariance]
+) -> ProbeResult:
+    """Compare the noise of the second release after data that the noise of the first one hides.
+
+    With the same randomness both messages are nearly the same, and so is whatever follows from them.
+
+    Args:
+        noise: of the first release, by layer.
+    """
+    question = "noise does not depend on earlier data that are hidden in their message"
+    deviation = math.sqrt(min(variance.mean for variance in noise.values()))
+    variances = {}
+    for name, share in (("zeros after a hidden gradient", 1e-3), ("zeros after a larger one", 1e-2)):
+        history = torch.full((1, SIZE), share * deviation)
+        variances[name] = _measure_variances(audited, torch.zeros(1, SIZE), "hidden", 2, history)
     return _compare_inputs(variances, mechanism, question)
 
 

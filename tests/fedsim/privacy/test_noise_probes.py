@@ -119,6 +119,16 @@ class SampledClients(LocalNoise):
         return replace(super().mechanism(participation), rate=0.1)
 
 
+class NoiseBySmallPastNorm(LocalNoise):
+    """Its noise follows the norm of the update before, up to the clip, unless that was zero."""
+
+    def noise_share(self, update: State, context: LocalContext) -> float:
+        norm = torch.stack([tensor.norm() for tensor in update.values()]).norm()
+        before = context.memory.get("norm", torch.tensor(CLIP))
+        context.memory["norm"] = norm.clamp(max=CLIP) if norm else torch.tensor(CLIP)
+        return float(before / CLIP)
+
+
 class RoundsLeftOut(LocalNoise):
     """It accounts for one round."""
 
@@ -170,6 +180,7 @@ def find_violations_in_noise(defense: LocalNoise) -> list[str]:
         (OneStreamForLayers, "the noise of first.weight and last.weight has a correlation of 1.000"),
         (OneDrawForRows, "the noise of neighbouring numbers of"),
         (RoundsLeftOut, "more releases than are accounted for"),
+        (NoiseBySmallPastNorm, "times as large at zeros after a larger one as at zeros after a hidden gradient"),
         (NoiseByPastNorm, "1000.000 times as large at zeros after a larger one"),
     ],
 )
