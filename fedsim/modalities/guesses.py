@@ -13,8 +13,8 @@ def general_guesses(material: GuessMaterial, middle_name: str = "mid-grey") -> d
     """Return `count` examples of each guess, by name.
 
     They are uniform noise and the middle of the range; where public examples are known, random ones
-    of them, their mean, and for the claimed labels the means of the classes and as many centres of
-    each class as are claimed (`diverse_guesses`).
+    of them, their mean, and for the claimed labels random ones of the classes, their means, and as
+    many centres of each class as are claimed (`diverse_guesses`).
 
     Args:
         material: what guesses are made from.
@@ -35,10 +35,25 @@ def general_guesses(material: GuessMaterial, middle_name: str = "mid-grey") -> d
     centres = torch.cat([centres, mean.expand(shape)[len(centres) :]])
     if material.labels.is_floating_point():  # targets of a regression are no classes
         return guesses | {"k-means of public data": centres}
+    guesses["random public examples of the class"] = _draw_of_classes(public, material)
     guesses["class means of public data"] = class_means(public, material.labels, material.count)
     if not torch.allclose(centres, guesses["class means of public data"], atol=1e-5):
         guesses["k-means of public data by class"] = centres
     return guesses
+
+
+def _draw_of_classes(public: PublicExamples, material: GuessMaterial) -> Tensor:
+    """Return for each claimed label a random public example of its class, which looks more like others than means do.
+
+    Where a class has none, and beyond the claims, it is one of any class.
+    """
+    rng = material.rng.clone_state()  # what is drawn after this guess is as without it
+    indices = []
+    for label in [*material.labels.tolist(), *[None] * (material.count - len(material.labels))]:
+        of_class = (public.labels == label).nonzero().flatten() if label is not None else torch.empty(0)
+        of_class = of_class if len(of_class) else torch.arange(len(public.data))
+        indices.append(of_class[torch.randint(len(of_class), (), generator=rng)])
+    return public.data[torch.stack(indices)]
 
 
 def class_means(public: PublicExamples, labels: Tensor, count: int) -> Tensor:

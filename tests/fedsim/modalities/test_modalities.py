@@ -246,3 +246,13 @@ def test_the_guess_by_position_wastes_none_on_padding() -> None:
     material = replace(make_material(public, torch.tensor([0]), (3,)), padding=0)
     guesses = find_modality("text").guess_examples(material)
     assert guesses["most frequent token per position"].tolist() == [[5, 6, 0]]
+
+
+def test_random_guesses_are_of_the_claimed_classes_where_these_are_public() -> None:
+    """By LPIPS, random images of the class are nearer than all other guesses."""
+    public = PublicExamples(data=torch.rand(40, 1, 8, 8), labels=torch.arange(40) % 4)
+    material = replace(make_material(public, torch.tensor([3, 0, 3, 9]), (1, 8, 8)), count=5)
+    drawn = find_modality("image").guess_examples(material)["random public examples of the class"]
+    places = [int((public.data == example).flatten(1).all(1).nonzero()) for example in drawn]
+    assert [int(public.labels[place]) for place in places[:3]] == [3, 0, 3]
+    assert len(drawn) == 5
