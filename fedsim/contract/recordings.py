@@ -158,25 +158,25 @@ def _property_records(inputs: Tensor, labels: Tensor) -> PropertyRecords:
     return PropertyRecords(inputs=inputs.repeat(sizes), labels=torch.cat([labels] * repetitions), has=has)
 
 
-def _seeded(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+def _with_seed(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
     """Return a function that makes a network whose parameters are the same each time."""
 
-    def make_seeded() -> nn.Module:
+    def make_with_seed() -> nn.Module:
         with seed_globals("contract", "model"):
             return make()
 
-    return make_seeded
+    return make_with_seed
 
 
-_image_network = _seeded(lambda: Mlp(hidden=(12,)).build(_IMAGES))
-_mask_network = _seeded(lambda: UNet(channels=(4, 4)).build(_MASKS))
-_text_network = _seeded(
+_image_network = _with_seed(lambda: Mlp(hidden=(12,)).build(_IMAGES))
+_mask_network = _with_seed(lambda: UNet(channels=(4, 4)).build(_MASKS))
+_text_network = _with_seed(
     lambda: TextCnn(kernels=(3,), channels=8, dimension=6, pool=2, dropout=0.0).build(_TEXTS).eval()
 )
-_transformer = _seeded(lambda: TransformerDecoder(dim=32, heads=2).build(_TEXTS).eval())
-_row_network = _seeded(lambda: Mlp(hidden=(12,)).build(_ROWS))
-_regression_network = _seeded(lambda: nn.Linear(4, 1, bias=False))
-_bottom_network = _seeded(lambda: nn.Linear(6, 2, bias=False))
+_transformer = _with_seed(lambda: TransformerDecoder(dim=32, heads=2).build(_TEXTS).eval())
+_row_network = _with_seed(lambda: Mlp(hidden=(12,)).build(_ROWS))
+_regression_network = _with_seed(lambda: nn.Linear(4, 1, bias=False))
+_bottom_network = _with_seed(lambda: nn.Linear(6, 2, bias=False))
 
 
 def _image_scene(folder: Path, count: int, members: tuple[int, ...] = ()) -> TinyRecording:
