@@ -34,7 +34,8 @@ class LabelLeakage(Attack):
 
     References:
         [Wainakh2022], LLG, the variant that uses the shared gradient alone. Differs: one label an
-        example, whatever the number of local steps; shares are averaged over rounds.
+        example, whatever the number of local steps; shares are averaged over rounds. Label smoothing
+        is not subtracted: in the row sums it scales the impact of an example, which is estimated.
     """
 
     paper: ClassVar[Paper] = cite("Wainakh2022")
@@ -68,7 +69,7 @@ class LabelLeakage(Attack):
                 warn(f"{self.title}: {problem.where}: the last layer's inputs may be below 0, which LLG excludes")
             return count_labels_by_row_sums(layer.weight_gradient.sum(1), update.num_examples)
 
-        return infer_label_distribution(target, count_classes, progress, smoothing=knowledge.label_smoothing)
+        return infer_label_distribution(target, count_classes, progress, smoothing=None)
 
 
 _NUM_PROBES = 64

@@ -181,6 +181,14 @@ def test_smoothing_is_taken_off_again_where_it_is_known(digits: Dataset, tmp_pat
     assert apart[0.0] > 0.2
 
 
+def test_llg_counts_whole_examples_under_label_smoothing(digits: Dataset, tmp_path: Path) -> None:
+    transcript = record_rounds(tmp_path, digits, label_smoothing=0.4)
+    known = knowledge(digits, label_smoothing=0.4, loss=smooth_labels(cross_entropy, 0.4))
+    finding = claimed(LabelLeakage(), transcript, known)
+    counts = finding.shares * sum(HELD.values())
+    assert torch.allclose(counts, counts.round(), atol=1e-6)
+
+
 def test_a_class_without_auxiliary_record_is_told(
     digits: Dataset, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
