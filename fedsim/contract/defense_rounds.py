@@ -88,15 +88,21 @@ def _acts_once(defense: Defense, number: int, memory: Memory, seed: int = 0) -> 
     return False
 
 
+def _build_promising_defense(subject: CheckedPlugin) -> Defense:
+    """Build the defense; raise DoesNotApply where it states no guarantee."""
+    defense = build_defense(subject)
+    if not overrides_guarantee(defense):
+        raise DoesNotApply("it promises nothing")
+    return defense
+
+
 def noise_holds_in_any_round(subject: CheckedPlugin) -> None:
     """Its noise is no smaller in a late round than in an early one, if it promises something.
 
     A guarantee is told in how many rounds a client took part, not in which: one that is sampled may have been in late
     ones alone.
     """
-    defense = build_defense(subject)
-    if not overrides_guarantee(defense):
-        raise DoesNotApply("it promises nothing")
+    defense = _build_promising_defense(subject)
     for hook_case in overridden_hooks(defense):
         early, late = (_measure_spread(defense, hook_case.hook, number, {}) for number in (0, _MANY_ROUNDS - 1))
         expect(
@@ -109,9 +115,7 @@ def noise_holds_in_any_round(subject: CheckedPlugin) -> None:
 
 def noise_follows_no_earlier_data(subject: CheckedPlugin) -> None:
     """Its noise does not depend on data of earlier rounds of which its messages say nothing."""
-    defense = build_defense(subject)
-    if not overrides_guarantee(defense):
-        raise DoesNotApply("it promises nothing")
+    defense = _build_promising_defense(subject)
     for hook_case in overridden_hooks(defense):
         # Whatever clips makes the same message of large data and of larger ones.
         messages, spreads = list[Tensor](), list[float]()
@@ -135,9 +139,7 @@ def noise_follows_no_small_data(subject: CheckedPlugin) -> None:
 
     What follows from the messages, as it may, differs from draw to draw, and hardly with such data.
     """
-    defense = build_defense(subject)
-    if not overrides_guarantee(defense):
-        raise DoesNotApply("it promises nothing")
+    defense = _build_promising_defense(subject)
     for hook_case in overridden_hooks(defense):
         first_noise = _measure_spread(defense, hook_case.hook, 0, {})
         spreads_by_factor = []
@@ -162,9 +164,7 @@ def noise_follows_no_small_data(subject: CheckedPlugin) -> None:
 
 def noise_begins_with_the_first_message(subject: CheckedPlugin) -> None:
     """No message of a client is without noise while others have it, if it promises something."""
-    defense = build_defense(subject)
-    if not overrides_guarantee(defense):
-        raise DoesNotApply("it promises nothing")
+    defense = _build_promising_defense(subject)
     for hook_case in overridden_hooks(defense):
         memory: dict[str, Tensor] = {}
         with_noise, in_clear = list[int](), list[int]()
@@ -183,11 +183,11 @@ def noise_begins_with_the_first_message(subject: CheckedPlugin) -> None:
 
 def _follows_data(defense: Defense, hook: str, number: int, memory: Memory) -> bool:
     """Return whether what a hook makes of two states differs."""
-    results = []
-    for state in (zero_state(), random_state()):
-        remembered = {name: tensor.clone() for name, tensor in memory.items()}
-        results.append(_apply(defense, hook, number, remembered, state, generator("draws")))
-    return results[0].shape != results[1].shape or not torch.equal(*results)
+    of_zeros, of_others = (
+        _apply(defense, hook, number, _copy_memory(memory), state, generator("draws"))
+        for state in (zero_state(), random_state())
+    )
+    return not torch.equal(of_zeros, of_others)
 
 
 def _measure_spread(defense: Defense, hook: str, number: int, memory: Memory) -> float:
@@ -198,11 +198,15 @@ def _measure_spread(defense: Defense, hook: str, number: int, memory: Memory) ->
     """
     results = []
     for seed in range(_DRAWS):
-        remembered = {name: tensor.clone() for name, tensor in memory.items()}
-        results.append(_apply(defense, hook, number, remembered, zero_state(), generator("draws", seed)))
+        results.append(_apply(defense, hook, number, _copy_memory(memory), zero_state(), generator("draws", seed)))
     if len({len(result) for result in results}) > 1:  # as of batches of a random size
         return 0.0
     return float(torch.stack(results).std(0).square().mean().sqrt())
+
+
+def _copy_memory(memory: Memory) -> dict[str, Tensor]:
+    """Return what a client remembers, for a trial that leaves no trace."""
+    return {name: tensor.clone() for name, tensor in memory.items()}
 
 
 def _apply(defense: Defense, hook: str, number: int, memory: Memory, state: State, rng: torch.Generator) -> Tensor:
