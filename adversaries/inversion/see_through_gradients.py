@@ -6,9 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
-
 from fedsim.base.constraints import NonNegativeFloat, PositiveFloat, PositiveInt
 from fedsim.base.errors import AttackError
 from fedsim.base.papers import cite
@@ -21,6 +18,7 @@ from fedsim.inversion.problem_builder import build_problem
 from fedsim.inversion.recipe import MEAN_GRADIENT_FACTS, Recipe, cosine_schedule
 from fedsim.inversion.update_models import GradientAtBroadcast, UnrolledTraining
 from fedsim.recording.wire_format import Update
+from fedsim.training.modes import list_batch_norms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +76,7 @@ class SeeThroughGradients(GradientInversion):
         """Refuse a network without BatchNorm layers where their statistics count."""
         super().check_facts(knowledge)
         assert knowledge.model is not None
-        if self.bn_weight and not _list_batch_norms(knowledge.model()):
+        if self.bn_weight and not list_batch_norms(knowledge.model()):
             raise _missing_statistics_error("the network", "the model has none")
 
     def _problem(self, update: Update, knowledge: Knowledge) -> InversionProblem:
@@ -86,7 +84,7 @@ class SeeThroughGradients(GradientInversion):
 
     def _recipe(self, problem: InversionProblem) -> Recipe:
         # Check that the client returned what the BatchNorm prior needs.
-        layers = _list_batch_norms(problem.model)
+        layers = list_batch_norms(problem.model)
         means = {f"{name}.running_mean".removeprefix(".") for name in layers}
         returned_means = means & problem.returned_buffers.keys()
         if self.bn_weight and (not layers or len(returned_means) < len(layers)):
@@ -116,10 +114,6 @@ class SeeThroughGradients(GradientInversion):
             noise=self.noise,
             one_step=not unrolls_training,
         )
-
-
-def _list_batch_norms(model: nn.Module) -> list[str]:
-    return [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
 
 
 def _missing_statistics_error(where: str, reason: str) -> AttackError:

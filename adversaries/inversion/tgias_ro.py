@@ -10,7 +10,6 @@ import torch
 from annotated_types import Ge, Le, Lt
 from torch import Tensor
 from torch.nn.functional import normalize
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from adversaries.inversion.sent_gradients import (
     ClientGradients,
@@ -47,6 +46,7 @@ from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.recipe import INPUT_MOMENTS, cosine_schedule
 from fedsim.inversion.temporal import temporal_objective
 from fedsim.inversion.training_mismatch import warn_of_dropout
+from fedsim.training.modes import list_batch_norms
 from fedsim.training.optimizers import Adam
 
 _SNAPSHOTS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -354,7 +354,7 @@ class TemporalInversion(Attack):
                 "tv_weight is a prior on images and series, and the inputs are neither; set tv_weight = 0"
             )
         if self.bn_weight:
-            layers = [name for name, module in first.model.named_modules() if isinstance(module, _BatchNorm)]
+            layers = list_batch_norms(first.model)
             if not layers or any(not problem.returned_buffers for problem in problems):
                 reason = "the client returned no statistics of theirs" if layers else "the model has none"
                 raise AttackError(f"bn_weight is a prior on BatchNorm layers, and {reason}; set bn_weight = 0")

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedsim.base.errors import ConfigError
 from fedsim.base.papers import Paper, cite
 from fedsim.interfaces.algorithm import ClientAlgorithm, ClientResult, LocalClient
+from fedsim.training.modes import list_batch_norms
 from fedsim.training.settings import LocalTraining
 
 _NORMALISATION = "normalisation"
@@ -41,7 +41,7 @@ class FedBn(ClientAlgorithm):
 
     def divide_model(self, network: nn.Module) -> Mapping[str, Sequence[str]]:
         """Return the names of the tensors of BatchNorm layers, and of all others."""
-        layers = [name for name, module in network.named_modules() if isinstance(module, _BatchNorm)]
+        layers = list_batch_norms(network)
         if not layers:
             raise ConfigError(
                 "algorithm: fedbn keeps BatchNorm layers on the clients, and the model has none; choose another model "

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedsim.base.errors import AttackError
 from fedsim.base.loss_term import add_model_term
@@ -21,7 +20,7 @@ from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.shared_setup import move_weights
 from fedsim.modalities import known_modality, smooth_dimensions
 from fedsim.recording.wire_format import State, Update
-from fedsim.training.modes import normalise_by_instance
+from fedsim.training.modes import list_batch_norms, normalise_by_instance
 
 
 def build_problem(
@@ -156,8 +155,9 @@ def _frozen_names(
         return torch.equal(before[name], after[name]) if gradient is None else not gradient[name].any()
 
     parameters = {name: parameter for name, parameter in model.named_parameters() if name in before}
-    layers = [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
-    norm_names = [f"{layer}.{kind}".removeprefix(".") for layer in layers for kind in ("weight", "bias")]
+    norm_names = [
+        f"{layer}.{kind}".removeprefix(".") for layer in list_batch_norms(model) for kind in ("weight", "bias")
+    ]
     norm_names = [name for name in norm_names if name in parameters]
     untrained = {name for name, value in parameters.items() if not value.requires_grad or knowledge.weight_decay}
     if all(map(is_unmoved, norm_names)):

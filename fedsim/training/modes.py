@@ -68,6 +68,11 @@ def set_evaluation_modes(model: nn.Module, state: State) -> None:
             module.train()
 
 
+def list_batch_norms(model: nn.Module) -> list[str]:
+    """Return the names of all BatchNorm layers."""
+    return [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
+
+
 def find_mixing_batch_norm(model: nn.Module, settings: LocalTraining) -> str | None:
     """Describe the first layer that mixes examples when trained by `settings`; None without any."""
     for name, module in model.named_modules():
