@@ -103,9 +103,9 @@ class ClientSize(Attack):
         latest: list[_Sizes] = []
 
         def claim_count(task: VictimTask) -> ExampleCount:
-            self.check_facts(task.target.knowledge)
             update = task.target.read_update()
             if not latest or not latest[0].fits(task.target.knowledge, update):
+                self.check_facts(task.target.knowledge)
                 latest[:] = [_Sizes(task.target.knowledge, update, self.simulated)]
             return self._claim_count(update, task.progress, latest[0])
 

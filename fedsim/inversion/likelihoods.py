@@ -137,11 +137,12 @@ def describe_noise(problem: InversionProblem, title: str) -> tuple[MessageNoise,
     facts = _training_facts(problem)
     parts, viewed, unknown = [], [], []
     for position, defense in enumerate(problem.defenses):
+        name = name_of_defense(defense)
         if defense.mixes:  # its view is the mixing of dummy data
             viewed.append(defense)
-            unknown.append(name_of_defense(defense))
+            unknown.append(name)
             continue
-        name, part = name_of_defense(defense), defense.message_noise(sent, facts)
+        part = defense.message_noise(sent, facts)
         if part is not None and part.reads_message:
             # Zeros and levels that a defense made are lost in a sum, and in noise that was added later.
             disturbance = _find_disturbance(problem, sent, facts, position)
