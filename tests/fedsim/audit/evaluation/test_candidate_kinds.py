@@ -22,7 +22,7 @@ def make_candidates(seed: int, change: Callable[[Tensor, Tensor], tuple[Tensor, 
     return CandidateRecords(inputs=inputs, labels=labels, members=members)
 
 
-def alike(inputs: Tensor, members: Tensor) -> tuple[Tensor, Tensor]:
+def without_difference(inputs: Tensor, members: Tensor) -> tuple[Tensor, Tensor]:
     return inputs, torch.zeros(COUNT, dtype=torch.int64)
 
 
@@ -52,7 +52,9 @@ def test_members_of_another_kind_are_doubted(change: Callable[[Tensor, Tensor], 
 
 
 def test_the_classifier_is_as_often_right_as_chance_where_candidates_are_alike() -> None:
-    deviations = torch.tensor([measure_blind_ranking(make_candidates(seed, alike))[1] for seed in range(40)])
+    deviations = torch.tensor(
+        [measure_blind_ranking(make_candidates(seed, without_difference))[1] for seed in range(40)]
+    )
     assert abs(deviations.mean()) < 0.4
     assert 0.7 < deviations.std() < 1.3
 
