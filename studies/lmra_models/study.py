@@ -289,7 +289,9 @@ def format_mean(cell: Cell, attack: str, metric: str, number: Callable[[float, s
     """
     values = average_clients(cell, attack, metric)
     if not len(values):
-        return "refused" if (attack, "refused") in cell else ""
+        # An attack that refuses lacks a score only where others have one: faces have no error in percent.
+        applies = any(metric == scored for _, scored in cell)
+        return "refused" if applies and (attack, "refused") in cell else ""
     text, is_decision = number(float(values.mean()), metric), attack.endswith("together")
     low, high = confidence_interval(values, share=is_decision)
     if is_decision:

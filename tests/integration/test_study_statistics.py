@@ -8,7 +8,7 @@ import pytest
 from studies.gate.study import CLIENTS, STRENGTHS, Numbers, compare_choices
 from studies.gate_choice.study import saved_by
 from studies.lavp.controls import correlate_held
-from studies.lmra_models.study import attack_table
+from studies.lmra_models.study import attack_table, format_mean
 
 LEAKS = np.random.default_rng(0).gamma(2.0, size=(2, CLIENTS))
 """What leaks without a gate, `federation client`."""
@@ -77,3 +77,10 @@ def test_a_client_at_several_seeds_counts_once() -> None:
     assert table.splitlines()[2:] == [
         "| Adult | 3 x 2 | Zest | .200 | .500 ± .657 | .400 ± .657 (5 of 6) | +.300 ± .657 (3) | **+.100 ± .000** (3) |"
     ]
+
+
+def test_an_attack_refuses_only_what_others_are_scored_by() -> None:
+    about = {"victim": "0", "seed": "1", "floor": "0.2"}
+    cell = {("sent", "zest"): [about | {"value": "0.5"}], ("lmra", "refused"): [about]}
+    assert format_mean(cell, "lmra", "zest") == "refused"
+    assert format_mean(cell, "lmra", "local_mape") == ""
