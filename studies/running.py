@@ -283,6 +283,13 @@ def runs_of_sweep(sweep: fedsim.Sweep) -> Iterator[tuple[dict[str, str], fedsim.
         yield cell, fedsim.open(sweep.path / cell["run"], trust=True)
 
 
+def run_or_resume(experiment: Mapping[str, Any], folder: Path) -> fedsim.Run:
+    """Return the run of an experiment in `folder`; make it where there is none, finish it where it was interrupted."""
+    if (folder / "experiment.toml").exists():
+        return fedsim.open(folder).resume()
+    return fedsim.run(experiment, out=folder)
+
+
 def final_accuracy(run: fedsim.Run) -> float:
     """Return the accuracy of the global model at its last evaluation; NaN where there was none."""
     rows = run.metrics

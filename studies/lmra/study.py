@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-import fedsim
 from fedsim.api.reproduce.recipes import find_recipe
 from fedsim.audit.audit import open_audit
 from fedsim.base.randomness import use_one_thread
 from fedsim.federation.config import AttackFile
 from fedsim.federation.table_validation import validate_tables
 from fedsim.recording.wire_format import State
-from studies.running import RUNS, Row
+from studies.running import RUNS, Row, run_or_resume
 
 LABELS = {"adult": "Adult", "leaf-synthetic": "Leaf Synthetic", "att-faces": "AT&T", "flight-prices": "flights"}
 
@@ -40,8 +38,7 @@ def measure(data: str) -> list[Row]:
     `other start` of the optimum from other random weights, over its own; then those of its optimum to each client's.
     """
     path = RUNS / "lmra" / data
-    if not (path / "experiment.toml").exists():
-        fedsim.run(read_experiment(data), out=Path(path))
+    transcript = run_or_resume(read_experiment(data), path).transcript
     audit = open_audit(path, validate_tables(AttackFile, {"attack": [{"name": "shared-model"}]}, "lmra"))
     experiment = audit.experiment
     assert experiment is not None
@@ -50,7 +47,6 @@ def measure(data: str) -> list[Row]:
     def flatten(state: State) -> Tensor:
         return torch.cat([state[name].flatten().double() for name in names])
 
-    transcript = fedsim.open(path).transcript
     last = transcript.rounds[-1]
     server = flatten(transcript.update(last, transcript.clients(last)[0]).before)
     start, clients = flatten(experiment.initial_state()), range(experiment.config.federation.clients)

@@ -6,7 +6,6 @@ import csv
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import fedsim
 from fedsim.audit.evaluation.statistics import confidence_interval
 from fedsim.base.errors import RunError
 from studies.lmra.study import LABELS, read_experiment
-from studies.running import RUNS, Row, Study, read_rows
+from studies.running import RUNS, Row, Study, read_rows, run_or_resume
 from studies.writing import group_rows, kept_result, markdown_table
 
 METRICS = {
@@ -189,9 +188,11 @@ def measure(data: str, batch_norm: bool, seed: int) -> list[Row]:
     knowledge = {"records": True} | ({"partial_records": ATTRIBUTES[data]} if data in ATTRIBUTES else {})
     tables["adversary"] = {"victims": "all", "rounds": "all", "knowledge": knowledge}
     tables["attack"] = list_attacks(data)
-    if not (path / "scores.csv").exists():
-        with suppress(RunError):  # attacks that refuse, which have rows below
-            fedsim.run(tables, out=path)
+    try:
+        run_or_resume(tables, path)
+    except RunError:  # attacks that refuse have rows below; a federation that failed has no scores
+        if not (path / "scores.csv").exists():
+            raise
     run = fedsim.open(path)
     rows: list[Row] = [{"attack": label, "victim": client, "metric": "refused"} for label, client in refusals(path)]
     for score in run.scores.to_dict("records"):

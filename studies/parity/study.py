@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import fedsim
 from adversaries.inversion.inverting_gradients import InvertingGradients
 from adversaries.inversion.surrogate_model import SurrogateModelExtension
 from fedsim.base import metrics
@@ -28,7 +27,7 @@ from fedsim.federation.experiment_file import load_config
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.recording.wire_format import State, Update
 from studies.messages import attack_updates, image_knowledge
-from studies.running import RUNS, Row
+from studies.running import RUNS, Row, run_or_resume
 
 ITERATIONS = 300
 EXPERIMENT = {
@@ -71,7 +70,7 @@ class ParityVictim:
 def load_victims() -> dict[int, ParityVictim]:
     """Return the clients of the recorded run, which is made where it is not there."""
     path = RUNS / "parity"
-    run = fedsim.open(path) if (path / "experiment.toml").exists() else fedsim.run(EXPERIMENT, out=path)
+    run = run_or_resume(EXPERIMENT, path)
     experiment, number = Experiment(load_config(path / "experiment.toml")), run.transcript.rounds[0]
     victims = {}
     for client in run.transcript.clients(number)[:4]:

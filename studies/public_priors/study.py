@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-import fedsim
 from adversaries.inversion.inverting_gradients import InvertingGradients
 from adversaries.inversion.maximum_a_posteriori import MaximumAPosteriori
 from fedsim.audit.audit import Audit, open_audit
@@ -26,7 +25,7 @@ from fedsim.sweeps.file import read_sweep
 from fedsim.sweeps.grid import build_grid
 from studies.messages import pair_psnr, score_claim
 from studies.priors.study import mean_text
-from studies.running import RUNS, STUDIES, Row
+from studies.running import RUNS, STUDIES, Row, run_or_resume
 from studies.writing import column_values, group_rows, markdown_table, select_rows
 
 VICTIMS = range(10)
@@ -57,7 +56,7 @@ def record_case(case: str, epochs: int) -> tuple[Audit, Experiment]:
     adversary, _ = tables.pop("adversary"), tables.pop("attack")
     tables["training"] = {**tables["training"], "local_epochs": epochs}
     folder = RUNS / "public_priors" / f"{case}, E = {epochs}"
-    run = fedsim.open(folder) if folder.exists() else fedsim.run(tables, out=folder)
+    run = run_or_resume(tables, folder)
     spec = validate_tables(AttackFile, {"adversary": adversary, "attack": [{"name": "map"}]}, case)
     return open_audit(run.path, spec), Experiment(load_config(run.path / "experiment.toml"))
 

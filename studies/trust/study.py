@@ -23,7 +23,7 @@ from fedsim.report.summary import Summary
 from fedsim.sweeps.file import read_sweep
 from fedsim.sweeps.grid import SweepGrid, build_grid
 from studies.defenses.study import epsilons, promised_epsilon
-from studies.running import RUNS, STUDIES, Row, final_accuracy
+from studies.running import RUNS, STUDIES, Row, final_accuracy, run_or_resume
 from studies.trust.prices import accuracies, table_of_prices
 from studies.trust.verdicts import ATTACKS, METRICS, NONE, Rows, readings, verdict_of
 from studies.writing import group_rows, markdown_table, select_rows
@@ -62,8 +62,7 @@ def case_tables(case: str, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def record_case(case: str, seed: int) -> fedsim.Run:
     """Run the federation of a case, unless it was run before."""
-    folder = RUNS / "trust" / f"{case}, seed {seed}"
-    return fedsim.open(folder) if folder.exists() else fedsim.run(case_tables(case, seed)[0], out=folder)
+    return run_or_resume(case_tables(case, seed)[0], RUNS / "trust" / f"{case}, seed {seed}")
 
 
 def measure(seed: int, attack: str, case: str) -> list[Row]:

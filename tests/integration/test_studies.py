@@ -6,16 +6,19 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
 from fedsim.base.errors import ConfigError
 from fedsim.sweeps.file import read_sweep
 from fedsim.sweeps.grid import build_grid
+from strategies.checkpoint import Checkpoint
 from studies import running, writing
 from studies.running import Study, StudyFile
 from studies.trust import prices
 from studies.trust import study as trust
+from tests.support.experiments import TINY
 
 ROOT = Path(__file__).parents[2]
 NAMES = running.study_names()
@@ -85,6 +88,22 @@ def test_a_cell_with_victims_that_were_not_scored_is_not_kept(tmp_path: Path, mo
         ConfigError, match=r"none, seed 1: map, round 1, client 0: not scored: .*; run the same command"
     ):
         trust.measure(seed=1, attack="map", case="none")
+
+
+def test_a_study_finishes_the_run_that_was_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = TINY | {"federation": {**TINY["federation"], "rounds": 3}}
+    save = Checkpoint.save
+
+    def save_or_die(self: Checkpoint, *args: Any, **keywords: Any) -> None:
+        if self.round == 2:
+            raise KeyboardInterrupt
+        save(self, *args, **keywords)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoint, "save", save_or_die)
+        with pytest.raises(KeyboardInterrupt):
+            running.run_or_resume(tables, tmp_path / "run")
+    assert running.run_or_resume(tables, tmp_path / "run").metrics["round"].max() == 3
 
 
 def trust_rows(case: str, accuracy: float, share: float, attacks: str = "map learned ig") -> list[dict[str, str]]:
