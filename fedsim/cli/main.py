@@ -161,7 +161,9 @@ def _run_command() -> tuple[str, int]:
     except Exception as error:
         if getattr(error, "exit_code", None) == 2 and hasattr(error, "format_message"):
             # Without a command the help page has been printed, and nothing is left to say.
-            return error.format_message(), 2
+            sentence: str = error.format_message()
+            # Of a command that does not exist, typer suggests others in the message, and click, from 8.4 on, after it.
+            return (str(error) if sentence.count("Did you mean") > 1 else sentence), 2
         raise
     return (_interrupt_message(), 1) if code == 128 + signal.SIGINT else ("", code)  # what typer makes of Ctrl-C
 

@@ -102,6 +102,10 @@ def test_a_wrong_request_is_one_sentence_with_code_2(call: Call, words: str, exp
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.toml"]  # nothing was begun
 
 
+def test_what_was_meant_is_asked_once(call: Call) -> None:
+    assert sentence(call("rn")) == "No such command 'rn'. Did you mean 'run'?"
+
+
 @pytest.mark.parametrize("words", ["inspect .", "inspect --hash ."])
 def test_a_recording_that_is_not_there_is_one_sentence_with_code_1(call: Call, words: str) -> None:
     assert "holds no recording; expected round-000001.safetensors or the like in it" in sentence(
