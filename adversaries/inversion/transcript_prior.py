@@ -180,7 +180,8 @@ def _list_tasks(target: Target) -> list[Callable[[], InversionProblem]]:
     if not clients - {target.victim}:
         raise AttackError(
             f"client {target.victim}: the generator is learnt from updates of several clients, and the attacked rounds "
-            "have no other client's; attack more rounds (adversary.rounds), or choose 'inverting-gradients'"
+            "have no other client's; attack rounds in which others take part (adversary.rounds), where there are any, "
+            "or choose 'inverting-gradients'"
         )
     return tasks
 

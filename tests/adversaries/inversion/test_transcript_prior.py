@@ -116,7 +116,9 @@ def test_updates_that_cannot_be_inverted_teach_nothing_and_end_nothing(updates: 
 
 
 def test_one_client_alone_teaches_nothing(updates: list[Update], tmp_path: Path) -> None:
-    with pytest.raises(AttackError, match="the attacked rounds have no other client's; attack more rounds"):
+    with pytest.raises(
+        AttackError, match="the attacked rounds have no other client's; attack rounds in which others take"
+    ):
         run_attack(ATTACK, record_updates(tmp_path / "a", updates[:1]), knowledge(0))
 
 
