@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from adversaries.exact.consistency import certify_inputs, repair_columns, subtract_unknown_inputs
-from adversaries.exact.layer import FirstLayer, check_first_layer, read_first_layer, read_labels
+from adversaries.exact.layer import FirstLayer, check_first_layer, check_layer_size, read_first_layer, read_labels
 from adversaries.exact.mixture import InputMixture
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Attack, Knowledge, Paper, Progress, Target, warn
@@ -58,6 +58,10 @@ class FirstLayerAttack(Attack):
     def check_facts(self, knowledge: Knowledge) -> None:
         """Refuse a network without a first linear layer that it reads."""
         check_first_layer(knowledge, "the network")
+
+    def check_num_examples(self, knowledge: Knowledge, num_examples: int) -> None:
+        """Refuse more examples than the first linear layer can distinguish."""
+        check_layer_size(check_first_layer(knowledge, "the network"), num_examples)
 
     def _layer(self, target: Target) -> FirstLayer:
         """Return the first layer of the update that is attacked."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from adversaries.exact.attack import build_finding
 from adversaries.exact.components import separate_components
-from adversaries.exact.layer import FirstLayer, check_first_layer, read_first_layer
+from adversaries.exact.layer import FirstLayer, check_first_layer, check_layer_size, read_first_layer
 from adversaries.exact.mixture import InputMixture
 from fedsim.base.constraints import PositiveInt
 from fedsim.base.errors import AttackError
@@ -59,6 +59,10 @@ class CocktailParty(Attack):
     def check_facts(self, knowledge: Knowledge) -> None:
         """Refuse a network without a first linear layer that it reads."""
         check_first_layer(knowledge, "the network", relu=self.refine)
+
+    def check_num_examples(self, knowledge: Knowledge, num_examples: int) -> None:
+        """Refuse more examples than the first linear layer can distinguish."""
+        check_layer_size(check_first_layer(knowledge, "the network", relu=self.refine), num_examples)
 
     def _run(self, target: Target, progress: Progress) -> Finding:
         layer = read_first_layer(target.read_update(), target.knowledge, relu=self.refine)

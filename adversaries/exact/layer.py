@@ -134,8 +134,12 @@ def read_first_layer(update: Update, knowledge: Knowledge, *, relu: bool = True)
     return layer
 
 
-def check_first_layer(knowledge: Knowledge, where: str, *, relu: bool = True) -> None:
-    """Raise AttackError where the network has no first linear layer that can be read, before any message is there."""
+def check_first_layer(knowledge: Knowledge, where: str, *, relu: bool = True) -> Tensor:
+    """Return the weights of the first linear layer, `unit input`, as the network is built, before any message is there.
+
+    Raises:
+        AttackError: there is no such layer that can be read.
+    """
     assert knowledge.model is not None
     model = deepcopy(knowledge.model()).eval()
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -144,6 +148,23 @@ def check_first_layer(knowledge: Knowledge, where: str, *, relu: bool = True) ->
     name = weight.rpartition(".")[0]
     if relu and not is_rectified(model, name, probes):
         raise _missing_relu_error(where, name, _REMEDY)
+    return model.get_parameter(weight)
+
+
+def check_layer_size(weight: Tensor, num_examples: int, *, stacked: bool = False) -> None:
+    """Raise AttackError where a first linear layer cannot distinguish so many examples.
+
+    Args:
+        weight: `unit input`.
+        stacked: the units of several rounds are read together, however many they are (`stack_layers`).
+    """
+    units, inputs = weight.shape
+    most = (inputs if stacked else min(units, inputs)) - 1
+    if num_examples > most:
+        raise AttackError(
+            f"N is {num_examples}, but the network's first linear layer, with {units} units and {inputs} inputs, "
+            f"distinguishes at most {most} examples; attack clients with fewer examples, or {_REMEDY}"
+        )
 
 
 def _missing_relu_error(where: str, name: str, remedy: str) -> AttackError:

@@ -75,6 +75,10 @@ class Unmixing(GradientInversion):
                 "leave it out"
             )
 
+    def check_num_examples(self, knowledge: Knowledge, num_examples: int) -> None:
+        """Refuse more examples than signs can be tried for."""
+        _check_signs(knowledge, num_examples, "the clients")
+
     def _recipe(self, problem: InversionProblem) -> Recipe:
         return Recipe(step_size=self.step_size, label_step_size=self.step_size, bounded=False, one_step=True)
 
@@ -87,11 +91,7 @@ class Unmixing(GradientInversion):
         knowledge, where = target.knowledge, f"client {target.victim}"
         updates = [target.read_update(number) for number in target.participation_rounds()]
         count, first = _common_size(updates), build_problem(updates[0], knowledge)
-        flips_signs = any(defense.flips_signs for defense in knowledge.defenses or ())
-        if flips_signs and count > MAX_RECORDS:
-            raise AttackError(
-                f"{where}: N is {count}, and 2^N choices of signs are tried; attack clients with at most {MAX_RECORDS}"
-            )
+        _check_signs(knowledge, count, where)
 
         # Reconstruct the mixtures of each round and their soft labels.
         mixtures, soft_labels, confidences = [], [], []
@@ -107,9 +107,23 @@ class Unmixing(GradientInversion):
         shares = _normalise_shares(torch.stack(soft_labels)[:, :, labels])
         scale = (torch.tensor(confidences).double() / max(confidences))[:, None, None]
         low, high = _input_bounds(first.scaling, knowledge.input_shape or ())
-        records = unmix_records(scale * torch.stack(mixtures), scale * shares, low, high, signs_lost=flips_signs)
+        records = unmix_records(
+            scale * torch.stack(mixtures), scale * shares, low, high, signs_lost=_loses_signs(knowledge)
+        )
         data = ((records - low) / (high - low)).clamp(0, 1).float()
         return Reconstruction(data=data.view(count, *(knowledge.input_shape or ())), labels=labels, trace=trial.trace())
+
+
+def _loses_signs(knowledge: Knowledge) -> bool:
+    return any(defense.flips_signs for defense in knowledge.defenses or ())
+
+
+def _check_signs(knowledge: Knowledge, count: int, where: str) -> None:
+    """Raise AttackError where signs are lost of more examples than they can be tried for."""
+    if _loses_signs(knowledge) and count > MAX_RECORDS:
+        raise AttackError(
+            f"{where}: N is {count}, and 2^N choices of signs are tried; attack clients with at most {MAX_RECORDS}"
+        )
 
 
 def _common_size(updates: Sequence[Update]) -> int:

@@ -313,6 +313,21 @@ class Attack(CheckedSettings, ABC):
         """
         del knowledge
 
+    def check_num_examples(self, knowledge: Knowledge, num_examples: int) -> None:
+        """Refuse a number of examples N of which it can make nothing, whatever the message; none by default.
+
+        It is called before a federation runs, with the least N of the clients that may be attacked, and `run` does not
+        rely on it.
+
+        Args:
+            knowledge: as of `check_facts`.
+            num_examples: N.
+
+        Raises:
+            AttackError: such as of more examples than the network's first layer can distinguish.
+        """
+        del knowledge, num_examples
+
     def _check_target(self, target: Target) -> Target:
         """Check that knowledge and rounds suffice; return the target with the declared facts."""
         self.check_knowledge(target.knowledge)

@@ -122,6 +122,47 @@ def test_a_network_and_records_that_an_attack_cannot_use_are_refused_before_any_
     assert reason in found.refusal_reasons[attack]
 
 
+FEDSGD = {
+    "strategy": {"name": "fedsgd"},
+    "training": {"learning_rate": None, "local_epochs": None, "local_steps": 1, "batch_size": 8},
+}
+FEW_UNITS = "N is 8, but the network's first linear layer, with 8 units and 64 inputs, distinguishes at most 7 examples"
+
+
+@pytest.mark.parametrize(
+    ("attack", "tables", "reason"),
+    [
+        ("spear", {}, FEW_UNITS),
+        ("spear-ica", {}, FEW_UNITS),
+        ("cocktail-party", {}, FEW_UNITS),
+        ("cocktail-party", {"partition": {"name": "iid", "samples_per_client": 7}}, ""),
+        # The batches of an epoch of 12 examples are of 8 and of 4.
+        ("spear", {**FEDSGD, "partition": {"name": "iid", "samples_per_client": 12}}, ""),
+        ("spear", {**FEDSGD, "partition": {"name": "iid", "samples_per_client": 16}}, FEW_UNITS),
+        # The sum of two clients is of twice as many examples.
+        ("spear", {"partition": {"name": "iid", "samples_per_client": 4}, "secure_aggregation": {}}, FEW_UNITS),
+        # A gate chooses how many examples clients use.
+        (
+            "spear",
+            {"defense": [{"name": "gate", "measure": "gradient-norm", "above": 1.0, "action": "drop-examples"}]},
+            "",
+        ),
+        # Units of several rounds are read together.
+        ("spear-ica-rounds", {}, ""),
+        ("spear-ica-rounds", {"partition": {"name": "iid", "samples_per_client": 64}}, "distinguishes at most 63"),
+    ],
+)
+def test_more_examples_than_a_first_layer_distinguishes_are_refused_before_any_training(
+    attack: str, tables: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    eight_each = {"partition": {"name": "iid", "samples_per_client": 8}, "training": {"batch_size": 8}}
+    config = make_tiny_config(**{**TABLES, **eight_each, "attack": [{"name": attack}], **tables})
+    experiment, folder = Experiment(resolve(config)), OpenRun(tmp_path / "run")
+    found = Audit(folder=folder, spec=config, experiment=experiment, base_folder=tmp_path, awaits_run=True)
+    assert reason in found.refusal_reasons.get(attack, "")
+    assert bool(found.refusal_reasons) == bool(reason)
+
+
 def test_a_file_of_which_nothing_can_be_made_starts_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = written(tmp_path, **TABLES, attack=[{"name": "membership-white-box"}, TEXTS])
     code, said, [told] = ended(capfd, "run", file, "--out", tmp_path / "run")
