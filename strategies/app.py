@@ -40,6 +40,7 @@ from fedsim.federation.run_folder import read_exposures, read_ledger, read_metri
 from fedsim.federation.settings import training_fingerprint
 from fedsim.federation.simulation import prepare_run
 from fedsim.federation.states import TrainingStates
+from fedsim.federation.strategy_checks import describe_lost_protection
 from fedsim.federation.update_recipes import RecipeCheck, UpdateRecipes, describe_recipe
 from fedsim.privacy.ledger import COLUMNS, Ledger, summarise_ledger
 from fedsim.recording.control_variates import split_controls
@@ -317,6 +318,9 @@ def _run_round(
         if aggregate is None:
             log.warning("round %d: the strategy aggregated nothing, too few clients returned; the model stays", number)
             aggregate = arrays
+        # What was sampled was checked before the first round.
+        if failed and (sentence := describe_lost_protection(strategy.strategy, len(messages) - len(failed))):
+            log.warning("round %d: %s", number, sentence)
         rows: list[dict[str, Any]] = []
         if _is_evaluation_round(number, federation):
             rows = _evaluate(experiment, strategy, grid, number, aggregate)

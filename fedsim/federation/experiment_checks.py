@@ -20,7 +20,7 @@ from fedsim.federation.distributed_privacy import check_distributed_privacy
 from fedsim.federation.overlap import describe_tested_records
 from fedsim.federation.recipe_checks import check_recipe
 from fedsim.federation.states import TrainingStates
-from fedsim.federation.strategy_checks import check_client_rates, sample_size, warn_of_no_trimming
+from fedsim.federation.strategy_checks import check_client_rates, describe_lost_protection, sample_size
 from fedsim.federation.table import PluginTable
 from fedsim.interfaces.defense import Defense, overrides
 from fedsim.interfaces.defense_calls import apply_on_data
@@ -53,9 +53,9 @@ def check_experiment(experiment: Experiment) -> None:
     # Check that the parts go together.
     check_algorithm(experiment, strategy)
     check_client_rates(strategy, experiment.config.strategy.settings, experiment.training.learning_rate)
-    warn_of_no_trimming(
-        strategy, sample_size(experiment.strategy_settings(strategy), experiment.config.federation.clients)
-    )
+    sampled = sample_size(experiment.strategy_settings(strategy), experiment.config.federation.clients)
+    if sentence := describe_lost_protection(strategy, sampled):
+        log.warning("%s", sentence)
     _check_secure_aggregation(experiment, strategy)
     _check_federation_privacy(experiment, strategy)
     _check_defenses(experiment)

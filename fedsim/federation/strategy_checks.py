@@ -119,16 +119,29 @@ def check_client_rates(strategy: Any, settings: Mapping[str, Any], learning_rate
         )
 
 
-def warn_of_no_trimming(strategy: Any, sampled: int) -> None:
-    """Warn where a trimmed mean of so many clients trims nobody, as Flower rounds their number down."""
-    beta = getattr(strategy, "beta", 0.0)
-    if type(strategy).__name__ == "FedTrimmedAvg" and beta and not int(beta * sampled):
-        log.warning(
-            "strategy.beta: %g of the %d clients of a round is less than one client, so that nobody is trimmed; %s",
-            beta,
-            sampled,
-            f"raise it to {math.ceil(100 / sampled) / 100}" if sampled > 2 else "let more clients train",
+def describe_lost_protection(strategy: Any, count: int) -> str:
+    """Say what one of Flower's robust strategies does not withstand with `count` updates; '' where nothing."""
+    name, beta = type(strategy).__name__, getattr(strategy, "beta", 0.0)
+    if not type(strategy).__module__.startswith("flwr."):
+        return ""
+    if name == "FedTrimmedAvg" and beta and not int(beta * count):  # Flower rounds their number down
+        remedy = f"raise it to {math.ceil(100 / count) / 100}" if count > 2 else "let more clients train"
+        return (
+            f"strategy.beta: {beta:g} of the {count} clients of a round is less than one client, so that nobody is "
+            f"trimmed; {remedy}"
         )
+    malicious, most = getattr(strategy, "num_malicious_nodes", 0), _most_malicious(name, count)
+    if malicious > most:
+        return (
+            f"strategy.num_malicious_nodes: {name} withstands at most {most} malicious clients among {count}, not "
+            f"{malicious}; let more clients train (strategy.fraction_train), or lower it"
+        )
+    if (selected := getattr(strategy, "num_nodes_to_select", 1)) > count:
+        return (
+            f"strategy.num_nodes_to_select: {selected} of {count} clients are all of them, so that nobody is left out; "
+            "let more clients train (strategy.fraction_train), or lower it"
+        )
+    return ""
 
 
 def sample_size(settings: Mapping[str, Any], clients: int) -> int:
@@ -137,10 +150,7 @@ def sample_size(settings: Mapping[str, Any], clients: int) -> int:
 
 
 def _check_robust(name: str, settings: Mapping[str, Any], sampled: int) -> None:
-    """Check the papers' conditions: Krum needs more than 2 f + 2 updates, Bulyan 4 f + 3.
-
-    Krum's is from [Blanchard2017].
-    """
+    """Check the settings of robust strategies for the clients that are sampled; fewer may return."""
     malicious, selected = (
         settings.get("num_malicious_nodes", 0),
         settings.get("num_nodes_to_select"),
@@ -149,9 +159,14 @@ def _check_robust(name: str, settings: Mapping[str, Any], sampled: int) -> None:
         raise ConfigError(
             f"strategy.num_nodes_to_select: expected 1 to {sampled}, the clients of a round, got {selected}"
         )
-    most_malicious = max(0, (sampled - 3) // (4 if name == "Bulyan" else 2))
+    most_malicious = _most_malicious(name, sampled)
     if not 0 <= malicious <= most_malicious:
         raise ConfigError(
             f"strategy.num_malicious_nodes: expected 0 to {most_malicious} of the {sampled} "
             f"clients of a round, got {malicious}"
         )
+
+
+def _most_malicious(name: str, count: int) -> int:
+    """Return the papers' f: Krum needs more than 2 f + 2 updates [Blanchard2017], Bulyan 4 f + 3."""
+    return max(0, (count - 3) // (4 if name == "Bulyan" else 2))

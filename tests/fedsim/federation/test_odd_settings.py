@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from fedsim.federation.resolve import resolve
 from fedsim.federation.table_validation import validate_tables
 from fedsim.plugins import registry
 from fedsim.training.models.checks import check_network, limit_memory
-from tests.support.experiments import make_tiny_config
+from tests.support.experiments import make_tiny_config, run_serial
 
 ODD = [-1, 0, -0.5, 1.5, 50, 1 << 62, math.nan, math.inf, 1e30, True, "", "\0", "x", [], [-1], [math.nan], [True], {}]
 NEEDED = {
@@ -170,6 +171,26 @@ def test_a_trimmed_mean_that_trims_nobody_is_told_of(
     Experiment(resolve(make_tiny_config(strategy=strategy, federation={"clients": clients}))).check()
     assert ("nobody is trimmed" in caplog.text) != trims
     assert trims or "raise it to 0.25" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("strategy", "told"),
+    [
+        ({"name": "krum", "num_malicious_nodes": 1}, "withstands at most 0 malicious clients among 4, not 1"),
+        ({"name": "bulyan", "num_malicious_nodes": 0}, ""),
+        ({"name": "multikrum", "num_nodes_to_select": 5}, "num_nodes_to_select: 5 of 4 clients are all of them"),
+        ({"name": "fedtrimmedavg", "beta": 0.2}, "0.2 of the 4 clients of a round is less than one client"),
+    ],
+)
+def test_what_a_robust_strategy_does_not_withstand_is_told_by_the_clients_that_returned(
+    strategy: dict[str, Any], told: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    federation = {"clients": 5, "rounds": 2, "straggler_probability": 0.2, "seed": 1}
+    run_serial(make_tiny_config(strategy=strategy, federation=federation), tmp_path / "run")
+    sentences = [record.getMessage() for record in caplog.records if "strategy." in record.getMessage()]
+    assert [sentence.startswith("round 2: strategy.") and told in sentence for sentence in sentences] == [True] * bool(
+        told
+    )
 
 
 TABLES = {
