@@ -142,8 +142,10 @@ def check_first_layer(knowledge: Knowledge, where: str, *, relu: bool = True) ->
     """
     assert knowledge.model is not None
     model = deepcopy(knowledge.model()).eval()
-    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    probes = _draw_probes(knowledge, next(model.parameters()))
+    parameters = dict(model.named_parameters())
+    # A network of which nothing needs a gradient was frozen to be run; it does not say what clients train.
+    names = [name for name, parameter in parameters.items() if parameter.requires_grad] or list(parameters)
+    probes = _draw_probes(knowledge, next(iter(parameters.values())))
     weight, _ = _find_weight_and_bias(model, names, probes, where)
     name = weight.rpartition(".")[0]
     if relu and not is_rectified(model, name, probes):

@@ -12,6 +12,7 @@ from fedsim.base.errors import AttackError, KnowledgeError
 from fedsim.interfaces.attack import Knowledge, Progress, Target
 from fedsim.interfaces.findings import LabelDistribution
 from fedsim.inversion.labels.last_layer import output_layer
+from fedsim.inversion.model_checks import probe_inputs
 from fedsim.recording.wire_format import Update
 
 ClassCounter = Callable[[Update], Tensor]
@@ -52,8 +53,11 @@ def check_output_layer(knowledge: Knowledge) -> None:
     """Raise AttackError where the network does not end in a linear layer by which labels are counted."""
     assert knowledge.model is not None
     model = deepcopy(knowledge.model()).eval()
+    inputs = probe_inputs(model, knowledge)
+    if inputs is None:
+        return
     try:
-        output_layer(model, next(model.parameters()).new_zeros((2, *(knowledge.input_shape or ()))))
+        output_layer(model, inputs)
     except KnowledgeError as error:
         raise AttackError(_explain_layer(error)) from error
 

@@ -13,6 +13,7 @@ from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Knowledge, Paper
 from fedsim.inversion.distances import SquaredL2
 from fedsim.inversion.labels.gradients import sign_rule
+from fedsim.inversion.labels.last_layer import draw_probes
 from fedsim.inversion.matching import GradientInversion
 from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.recipe import INPUT_MOMENTS, MEAN_GRADIENT_FACTS, Recipe, constant_schedule
@@ -78,7 +79,7 @@ class ImprovedDeepLeakage(GradientInversion):
     def _labels(self, problem: InversionProblem, update: Update, knowledge: Knowledge, rng: torch.Generator) -> Tensor:
         if knowledge.labels is not None:
             return super()._labels(problem, update, knowledge, rng)
-        return sign_rule(problem, problem.before[0].new_zeros((1, *(knowledge.input_shape or ()))))
+        return sign_rule(problem, draw_probes(problem, knowledge))
 
     def _recipe(self, problem: InversionProblem) -> Recipe:
         return _lbfgs_recipe(self.step_size, joint_labels=False)

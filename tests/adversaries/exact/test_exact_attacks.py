@@ -436,6 +436,19 @@ def test_what_gives_nothing_away_is_refused_in_one_sentence(
         from_training(SpearIca(), tmp_path, count, new=new, **how)
 
 
+@pytest.mark.parametrize(
+    "attack", [Analytic(), SpearIca(), CocktailParty()], ids=["analytic", "spear-ica", "cocktail-party"]
+)
+def test_a_network_that_was_frozen_to_be_run_is_not_refused(tmp_path: Path, attack: Attack) -> None:
+    inputs, labels = digits(1)
+    before, after = trained(inputs, labels, mlp)
+    frozen = lambda: mlp().requires_grad_(False)  # noqa: E731
+    attack.check_facts(known(frozen))
+    check_exact(attacked(SpearIca(), tmp_path, before, Payload.from_dense(after, "weights"), 1, frozen), inputs)
+    with pytest.raises(AttackError, match="no linear layer that is trained and sent takes the inputs"):
+        attack.check_facts(known(lambda: nn.Sequential(mlp()[:2].requires_grad_(False), *mlp()[2:])))
+
+
 def test_a_relu_is_known_by_what_it_does() -> None:
     probes = torch.randn((4, 1, 8, 8), generator=generator("probes"))
     assert is_rectified(mlp(), "1", probes)

@@ -243,6 +243,32 @@ def test_a_model_that_ends_otherwise_is_refused(digits: Dataset, tmp_path: Path,
         claimed(attack, Transcript(tmp_path), knowledge(digits, model=model))
 
 
+class ContrastScaling(nn.Module):
+    """Each image divided by its own norm: NaN for one of zeros."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        scaled: Tensor = images / images.flatten(1).norm(dim=1)[:, None, None, None]
+        return scaled
+
+
+@pytest.mark.parametrize("attack", ATTACKS[:2], ids=lambda attack: type(attack).__name__)
+def test_a_network_that_divides_by_the_norm_of_an_image_is_attacked(
+    digits: Dataset, tmp_path: Path, attack: Attack
+) -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(ContrastScaling(), mlp())
+
+    inputs, labels = own(digits)
+    plan = LocalTraining(local_epochs=1, batch_size=20, learning_rate=RATE)
+    before = copy_state(model())
+    after, _ = local_update(model(), before, inputs, labels, plan, key=("labels",))
+    Recorder(tmp_path).write(1, [build_update(before, after, num_examples=len(labels))])
+    known = knowledge(digits, model=model)
+    attack.check_facts(known)
+    score, floor = distance(claimed(attack, Transcript(tmp_path), known))
+    assert score < floor / 2
+
+
 def test_what_rlu_cannot_read_is_refused_in_one_sentence(digits: Dataset, tmp_path: Path) -> None:
     transcript = record_rounds(tmp_path, digits, 1)
     cases: list[tuple[dict[str, Any], str]] = [
