@@ -76,21 +76,35 @@ def check_experiment(experiment: Experiment) -> None:
 
 def _check_start(experiment: Experiment) -> None:
     """Warn where the state to start from was trained on examples that clients hold out to test on."""
-    start, data = experiment.config.model.start, experiment.config.data.model_dump(mode="json")
+    start: str | None = experiment.config.model.start
     if start is None or not experiment.data.test_fraction:
         return
-    states = TrainingStates(Path(start).parent).manifest()
-    state, trained = states.get("states", {}).get(Path(start).stem, {}), states.get("experiment", {})
-    is_central = bool(state.get("epoch"))
-    is_of_other_clients = bool(state.get("round")) and trained["contents"]["data"] != experiment.data.sha256
-    is_same_data = all(trained.get("data", {}).get(key) == data.get(key) for key in ("name", "path"))
-    if is_same_data and (is_central or is_of_other_clients):
-        log.warning(
-            "model.start: '%s' was trained on %s, and so on examples that clients hold out here, on which accuracy "
-            "then measures memory; start from a state of the same federation, or set partition.test_fraction to 0",
-            Path(start).name,
-            "the whole training set" if is_central else "examples of other clients",
-        )
+    # Follow each state to the one that its own training started from.
+    name, seen = Path(start).name, set[str]()
+    while start and start not in seen:
+        seen.add(start)
+        states = TrainingStates(Path(start).parent).manifest()
+        state, trained = states.get("states", {}).get(Path(start).stem, {}), states.get("experiment", {})
+        if trained_on := _describe_unlike_training(experiment, state, trained):
+            log.warning(
+                "model.start: '%s' was trained on %s, and so on examples that clients hold out here, on which accuracy "
+                "then measures memory; start from a state of the same federation, or set partition.test_fraction to 0",
+                name,
+                trained_on,
+            )
+            return
+        start = trained.get("model", {}).get("start")
+
+
+def _describe_unlike_training(experiment: Experiment, state: Mapping[str, Any], trained: Mapping[str, Any]) -> str:
+    """Say on which other examples of the same data a state was trained; empty for none."""
+    data, trained_data = experiment.config.data.model_dump(mode="json"), trained.get("data", {})
+    if not trained_data or any(trained_data.get(key) != data.get(key) for key in ("name", "path")):
+        return ""
+    if state.get("epoch"):
+        return "the whole training set"
+    has_same_clients = trained.get("contents", {}).get("data") == experiment.data.sha256
+    return "examples of other clients" if state.get("round") and not has_same_clients else ""
 
 
 def _check_passes(experiment: Experiment, inputs: Tensor) -> None:

@@ -167,6 +167,16 @@ def test_a_state_that_was_trained_on_what_clients_hold_out_is_told_of(
     Experiment(resolve(config)).check()
     assert complaint in caplog.text
     assert bool(complaint) == ("model.start" in caplog.text)
+    # A state whose training started from it knows the same examples.
+    caplog.clear()
+    heir = Experiment(resolve(make_tiny_config(model=start, partition=held_out, federation={"seed": seed})))
+    states = TrainingStates(tmp_path / "heirs" / "states")
+    states.save_state("heir", trained.initial_state(), training_fingerprint(heir), {"round": 1})
+    later_start = {"start": str(states.path("heir"))}
+    config = make_tiny_config(model=later_start, partition=held_out, federation={"seed": seed})
+    Experiment(resolve(config)).check()
+    assert complaint in caplog.text
+    assert bool(complaint) == ("model.start: 'heir.safetensors'" in caplog.text)
 
 
 def test_public_examples_that_clients_hold_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
