@@ -128,8 +128,10 @@ class Run:
         findings = Counter(path.parent.name for path in self._folder.findings.glob("*/*.safetensors"))
         facts += [f"{number_of(count, 'finding')} of {attack}" for attack, count in sorted(findings.items())]
         with suppress(FedsimError):
-            accuracies = [row["accuracy"] for row in read_metrics(self._folder) if row["client"] == "server"]
-            facts += [f"accuracy {float(accuracy):.1%}" for accuracy in accuracies[-1:] if accuracy]
+            for row in [row for row in read_metrics(self._folder) if row["client"] == "server"][-1:]:
+                whose = {"shared": " of the shared model", "personal": " of the clients' own models"}
+                if row["accuracy"]:
+                    facts.append(f"accuracy {float(row['accuracy']):.1%}{whose.get(row.get('model', ''), '')}")
         return facts
 
     @property

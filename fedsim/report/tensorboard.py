@@ -1,8 +1,8 @@
 """Event files for TensorBoard with what a run measured by round, which it draws side by side.
 
 Each curve has a folder of its own, because TensorBoard lays over one another what has the same tag in several folders:
-`server` and `clients` (accuracy, loss, proved epsilon, exposure), and one for each attack with its scores. A further
-folder, `ATTACK, floor`, has the scores of the best guess.
+`server` and `clients` (accuracy, loss, proved epsilon, exposure), `own models of clients` where they have some, and one
+for each attack with its scores. A further folder, `ATTACK, floor`, has the scores of the best guess.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from fedsim.federation.run_folder import RunFolder, read_exposures, read_metrics
 from fedsim.report.attack_traits import read_scores
 from fedsim.report.curves import epsilon_columns
 
+_OWN_MODELS = {"server": "own models of clients, weighted mean", "clients": "own models of clients"}
+"""Curve of what the rows of a sender in `metrics.csv` say of the clients' own models."""
 Point = tuple[str, str, int, float]
 """Name of a curve, its tag, a round, and a value."""
 
@@ -69,13 +71,18 @@ def write_events(folder: RunFolder) -> None:
 
 
 def _training_points(rows: Iterable[Mapping[str, str]]) -> Iterator[Point]:
-    """Return accuracy, loss and proved epsilon of the server, and the mean over clients."""
+    """Return accuracy, loss and proved epsilon of the server, and the mean over clients.
+
+    Accuracy and loss of the clients' own models have curves of their own, the mean weighted by examples among them.
+    """
     values = defaultdict[tuple[str, str, int], list[float]](list)
     for row in rows:
         sender = "server" if row["client"] == "server" else "clients"
         for name in ("accuracy", "loss", *epsilon_columns(row)):
             if row.get(name):
-                values[sender, name, int(row["round"])].append(float(row[name]))
+                is_of_own_models = row.get("model") == "personal" and name in ("accuracy", "loss")
+                curve = _OWN_MODELS[sender] if is_of_own_models else sender
+                values[curve, name, int(row["round"])].append(float(row[name]))
     return _means(values)
 
 

@@ -63,6 +63,21 @@ def test_event_files_hold_what_the_tables_of_the_run_hold(run):
     assert found["clients", "exposure/gradient-norm norm"][2] == pytest.approx(fmean(whole.value))
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "folders", "label"),
+    [
+        ("ditto", {"server", "own models of clients"}, "of the shared model)"),
+        ("fedper", {"own models of clients, weighted mean", "own models of clients"}, "of the clients' own models)"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_accuracy_of_the_clients_own_models_is_labelled(algorithm, folders, label, tmp_path):
+    tables = {name: table for name, table in TABLES.items() if name not in ("attack", "measure")}
+    run = fedsim.run(tables | {"algorithm": {"name": algorithm}}, out=tmp_path / "run")
+    assert {name for name, tag in read(run.path / "tensorboard") if tag == "accuracy"} == folders
+    assert repr(run).endswith(label)
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_new_report_replaces_the_event_files(run):
     before = read(run.path / "tensorboard")
