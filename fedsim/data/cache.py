@@ -33,7 +33,7 @@ from fedsim.data import Column, Dataset, DatasetPlugin, Examples
 
 log = logging.getLogger(__name__)
 
-_CACHE_VERSION = 6
+_CACHE_VERSION = 7
 """Raise it when a parser makes something else of the same file."""
 
 _verified_files: set[tuple[int, int, int]] = set()

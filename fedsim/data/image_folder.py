@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from fedsim.base.constraints import CheckedSettings, PositiveInt, PositiveShareBelowOne
@@ -45,7 +45,8 @@ class ImageFolder(CheckedSettings):
 
     Where there are folders `train` and `val` (or else `test`), they hold the class folders of the
     two parts; otherwise part of the images is held out. Images are found at any depth; files with
-    other suffixes than those of images are ignored.
+    other suffixes than those of images are ignored. Photographs are turned as their EXIF
+    orientation says.
 
     Args:
         path: the folder, within the data folder or absolute.
@@ -145,6 +146,10 @@ class ImageFolder(CheckedSettings):
                     )
                 if getattr(original, "is_animated", False) and original.format != "MPO":  # a photo and its preview
                     _warn_of_frames()
+                ImageOps.exif_transpose(
+                    original, in_place=True
+                )  # a camera that is held upright says so, and may not turn
+                width, height = (int(self.size * side / shorter) for side in original.size)
                 image = _convert_to_rgb(original, path)
         except DataError:
             raise

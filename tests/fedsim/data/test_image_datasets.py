@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 from scipy.io import savemat
 from sklearn.datasets import load_digits
 
@@ -630,6 +630,26 @@ def test_images_are_resized_and_cropped_as_by_torchvision(folder: Path, size: tu
     assert np.array_equal(data.test.raw[0].permute(1, 2, 0), np.array(center_crop(resize(image, 16), [16, 16])))
     assert list(data.class_names) == reference.classes
     assert data.train.labels.tolist() == reference.targets[:4]
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "tif", "webp"])
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+def test_a_photograph_that_was_taken_upright_is_loaded_upright(folder: Path, suffix: str, orientation: int) -> None:
+    turns = {3: Image.Transpose.ROTATE_180, 6: Image.Transpose.ROTATE_90, 8: Image.Transpose.ROTATE_270}
+    upright = Image.new("RGB", (20, 32), "black")
+    upright.paste("white", (0, 0, 20, 16))
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    for name in ("bus", "tram"):
+        (folder / "own" / name).mkdir(parents=True)
+        for number in range(2):
+            image = upright.copy()
+            image.paste("grey", (0, 0, 1 + number, 1 + len(name)))  # or they would be equal
+            stored = image.transpose(turns[orientation]) if orientation in turns else image
+            stored.save(folder / "own" / name / f"{number}.{suffix}", exif=exif)
+    loaded = ImageFolder(path="own", size=16, test_fraction=0.5).load(folder).train.inputs()
+    assert loaded[:, :, :6, 4:].min() > 0.9
+    assert loaded[:, :, 10:, 4:].max() < 0.1
 
 
 def test_every_fifth_image_in_the_order_of_classes_is_held_out(folder: Path) -> None:
