@@ -229,6 +229,7 @@ def _suggest_next_steps(audit: Audit, readings: Sequence[ScoreReading], learning
         no_learning=learning,
         folder=str(audit.folder.path),
         command=audit.command,
+        party=audit.spec.adversary.role.party,
     )
     return suggest_after_audit(situation)
 

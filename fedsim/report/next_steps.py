@@ -65,6 +65,7 @@ class AuditedRun:
         num_recorded: how many clients, or groups of them, were recorded.
         folder: the run, as commands name it.
         command: that made the attacks, with `RUN` in place of the folder.
+        party: which attacked, of `AdversaryRole`; an attack file may name another than the experiment.
     """
 
     readings: Sequence[ScoreReading]
@@ -74,33 +75,47 @@ class AuditedRun:
     no_learning: NoLearning
     folder: str = RUN
     command: str = f"fedsim attack {RUN}"
+    party: str = "server"
 
     @property
     def can_tune(self) -> bool:
         """Return whether `fedsim tune` finds settings: for attacks of an experiment that claim examples by descent."""
-        if not any(find_metric(reading.summary.metric).of_examples for reading in self.readings):
-            return False
-        return any(_has_step_size(table.name) for table in (self.config.attack if self.config else ()))
+        summaries = [reading.summary for reading in self.readings]
+        titles = {summary.attack_key[0] for summary in summaries if find_metric(summary.metric).of_examples}
+        tables = self.config.attack if self.config else ()
+        return any(table.title in titles and _has_step_size(table.name) for table in tables)
 
     @property
     def sees_one_sum(self) -> bool:
         """Return whether all clients of a round are one victim, however many there are."""
         if self.config is None:
             return False
-        secure, party = self.config.secure_aggregation, self.config.adversary.role.party
-        if party == "server":
+        secure = self.config.secure_aggregation
+        if self.party == "server":
             return secure is not None and secure.groups == "all"
-        return secure is not None or party in ("outsider", "clients")
+        return secure is not None or self.party in ("outsider", "clients")
 
     @property
     def attack_command(self) -> str:
         """Return the command that attacks the recording again."""
         return self.command.replace(RUN, shlex.quote(self.folder), 1)
 
-    @property
-    def run_command(self) -> str:
-        """Return the command that runs the experiment again, apart from what is changed."""
-        return f"fedsim run {shlex.quote(f'{self.folder}/experiment.toml')}"
+    def repeat_command(self, suffix: str, changes: Sequence[str], adversary_changes: Sequence[str] = ()) -> str:
+        """Return the command that makes the run and its attacks again, in a folder beside this one.
+
+        Args:
+            suffix: of the folder.
+            changes: settings of the federation that are changed.
+            adversary_changes: settings of the adversary, of an attack file where one made the attacks.
+        """
+        copy = self.name_copy(suffix)
+        has_file = self.command != f"fedsim attack {RUN}"
+        options = "".join(f" --set {change}" for change in [*changes, *([] if has_file else adversary_changes)])
+        command = f"fedsim run {shlex.quote(f'{self.folder}/experiment.toml')}{options} --out {copy}"
+        if not has_file:
+            return command
+        options = "".join(f" --set {change}" for change in adversary_changes)
+        return f"{command} && {self.command.replace(RUN, copy, 1)}{options}"
 
     def name_copy(self, suffix: str) -> str:
         """Return the folder of a further run beside this one."""
@@ -141,8 +156,7 @@ def suggest_after_audit(run: AuditedRun) -> list[NextStep]:
         return _steps_to_scores(run)
     steps = []
     if run.config is not None and (changes := _change_training(run.config, run.no_learning)):
-        command = f"{run.run_command} --set {changes} --out {run.name_copy('longer')}"
-        steps.append(NextStep(aim="Train until the model learns", command=command))
+        steps.append(NextStep(aim="Train until the model learns", command=run.repeat_command("longer", [changes])))
     if LEAKS in verdicts:
         return steps + _steps_to_defense(run)
     if verdicts & {UNDECIDED, BEYOND, NOT_BEYOND}:
@@ -170,13 +184,12 @@ def _steps_to_defense(run: AuditedRun) -> list[NextStep]:
     if run.config.defense or run.config.secure_aggregation:
         aim = "The clients' defense does not stop the attack; choose a stronger setting or another defense"
         return [NextStep(aim=aim, command="fedsim list defenses"), dossier]
-    copy = run.name_copy("defended")
-    command = f"{run.run_command} --set {_EXAMPLE_DEFENSE} --set {_KNOW_DEFENSES} --out {copy}"
+    command = run.repeat_command("defended", [_EXAMPLE_DEFENSE], [_KNOW_DEFENSES])
     return [
         NextStep(aim="Try a defense (fedsim list defenses lists others)", command=command),
         NextStep(
             aim="Then compare leakage and accuracy",
-            command=f"fedsim compare {shlex.quote(run.folder)} {copy}",
+            command=f"fedsim compare {shlex.quote(run.folder)} {run.name_copy('defended')}",
         ),
     ]
 
@@ -187,7 +200,7 @@ def _steps_to_conclusion(run: AuditedRun) -> list[NextStep]:
     steps = []
     if run.config is not None and run.sees_one_sum:
         seed = run.config.federation.seed + 1
-        command = f"{run.run_command} --set federation.seed={seed} --out {run.name_copy(f'seed-{seed}')}"
+        command = run.repeat_command(f"seed-{seed}", [f"federation.seed={seed}"])
         aim = "Run another federation, as all clients of one are seen as one sum (docs/how-to/run-a-sweep.md runs many)"
         steps.append(NextStep(aim=aim, command=command))
     elif most < run.num_recorded:
@@ -195,8 +208,7 @@ def _steps_to_conclusion(run: AuditedRun) -> list[NextStep]:
         steps.append(NextStep(aim="Attack all recorded clients", command=command))
     elif run.config is not None and (most < MIN_VICTIMS or not run.can_tune):
         num_clients = 2 * max(MIN_VICTIMS, run.num_recorded)
-        changes = f"--set federation.clients={num_clients} --set {_ALL_VICTIMS}"
-        command = f"{run.run_command} {changes} --out {run.name_copy('larger')}"
+        command = run.repeat_command("larger", [f"federation.clients={num_clients}"], [_ALL_VICTIMS])
         steps.append(NextStep(aim="Record and attack more clients", command=command))
     elif most < MIN_VICTIMS:
         steps.append(NextStep(aim=f"Record at least {MIN_VICTIMS} clients, then", command=run.attack_command))

@@ -12,10 +12,13 @@ from pathlib import Path
 from fedsim.audit.audit import Audit
 from fedsim.base.errors import FedsimError
 from fedsim.base.files import write_text
+from fedsim.federation.config import Config
 from fedsim.federation.failed_attacks import read_failed_attacks
 from fedsim.federation.open_run import OpenRun
 from fedsim.modalities import find_modality
+from fedsim.recording.adversary_role import AdversaryRole
 from fedsim.report import tensorboard
+from fedsim.report.attacker_names import list_attackers
 from fedsim.report.cards import attack_cards
 from fedsim.report.headline import describe_accuracy, describe_attacked, final_accuracy, final_epsilon, headline
 from fedsim.report.html import render_page
@@ -91,7 +94,12 @@ def _write_accuracy(run: ReportedRun) -> str:
 
 
 def _suggest_next_steps(run: ReportedRun) -> list[NextStep]:
-    commands = [str(finding.about["command"]) for finding in run.findings if run.experiment is None]
+    # A report that is written anew knows of an attack file by its findings.
+    abouts = [finding.about for finding in run.findings]
+    commands = list(dict.fromkeys(str(about["command"]) for about in abouts if about["command"]))
+    parties = [AdversaryRole.parse(who).party for who in list_attackers(abouts)]
+    if run.audit is not None and (len(commands) != 1 or not isinstance(run.audit.spec, Config)):
+        commands, parties = [run.audit.command], [run.audit.spec.adversary.role.party]
     situation = AuditedRun(
         readings=run.readings,
         config=run.config,
@@ -99,6 +107,7 @@ def _suggest_next_steps(run: ReportedRun) -> list[NextStep]:
         has_failures=bool(read_failed_attacks(run.folder)),
         no_learning=run.no_learning,
         command=commands[0] if commands else f"fedsim attack {RUN}",
+        party=parties[0] if parties else "server",
     )
     return suggest_after_audit(situation)
 

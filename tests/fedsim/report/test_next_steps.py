@@ -23,7 +23,7 @@ from tests.support.sweep_tables import AT_FLOOR, HALVED, LEAKING, make_both, mak
 BELOW = [9.0, 9.5, 9.2, 9.4, 9.1, 9.3]
 LOWER = [8.5, 9.0, 8.7, 8.9, 8.6, 8.8]
 MIXED = [9.0, 15.0, 9.2, 15.0, 15.0, 15.0]
-MATCHED = {"attack": [{"name": "sme"}]}
+MATCHED = {"attack": [{"name": "sme", "label": "a"}]}
 DEFENDED = {"defense": [{"name": "top-k", "fraction": 0.5}]}
 
 
@@ -93,18 +93,28 @@ def test_only_attacks_of_one_round_with_a_step_size_are_tuned(attack: str) -> No
 
 
 @pytest.mark.parametrize(
-    "tables",
+    ("tables", "party"),
     [
-        {"secure_aggregation": {"groups": "all"}},
-        {"adversary": {"who": "outsider"}},
-        {"adversary": {"who": [3], "victims": [0]}},
+        ({"secure_aggregation": {"groups": "all"}}, "server"),
+        ({}, "outsider"),
+        ({"adversary": {"who": "server"}}, "clients"),
     ],
 )
-def test_where_all_clients_are_one_sum_another_federation_is_run(tables: dict[str, Any]) -> None:
+def test_where_all_clients_are_one_sum_another_federation_is_run(tables: dict[str, Any], party: str) -> None:
     federation = {"federation": {"seed": 8, "clients": 5}}
-    assert list_commands(MIXED[:1], tables | federation) == [
+    assert list_commands(MIXED[:1], tables | federation, party=party) == [
         "fedsim run runs/a/experiment.toml --set federation.seed=9 --out runs/a-seed-9"
     ]
+
+
+def test_attacks_of_a_file_are_made_again_by_the_file() -> None:
+    command = "fedsim attack RUN file.toml"
+    run, attack = list_commands(LEAKING, {}, command=command)[0].split(" && ")
+    assert run.endswith("--out runs/a-defended")
+    assert "adversary" not in run
+    assert attack == "fedsim attack runs/a-defended file.toml --set adversary.knowledge.defenses=true"
+    # What is tuned are the attacks of the experiment.
+    assert list_commands(BELOW, {"attack": [{"name": "sme"}]}, command=command) == ["fedsim dossier runs/a"]
 
 
 def test_under_secure_aggregation_alone_no_adversary_is_granted_a_defense() -> None:

@@ -241,6 +241,23 @@ def test_a_normal_run_is_told_from_floor_to_citation(folder, held):
     assert "hidden = [" in text  # the experiment file, verbatim
 
 
+def test_what_to_do_next_follows_from_who_attacked_by_which_command(folder, held):
+    folder.write_experiment(config())
+    record(folder)
+    claim(folder, held.flip(0), variant="0a1b")
+    judge(folder, [("sme", "psnr", 9.0, 10.0, "noise")], victims=1)
+    experiment, command = Experiment(config()), "fedsim attack RUN mine.toml"
+    for who, words in (
+        ("outsider", f"federation.seed={config().federation.seed + 1} --out RUN-seed-"),
+        ("server", f"{command} --set 'adversary.victims=\"all\"'"),
+    ):
+        spec = AttackFile.model_validate({"adversary": {"who": who}})
+        audit = Audit(folder=folder, spec=spec, experiment=experiment, base_folder=folder.path, command=command)
+        text = text_of(page(folder, audit))
+        assert words in text
+        assert "mine.toml" in text
+
+
 def test_each_attack_is_judged_by_its_main_metric(folder):
     """`embedding-rows` tells which words there are; that it does not know their places is not its failure."""
     record(folder)
