@@ -19,6 +19,7 @@ from fedsim.audit.evaluation.statistics import Values, confidence_interval, gain
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base import metrics
 from fedsim.base.randomness import generator
+from fedsim.interfaces.findings import Reconstruction
 from fedsim.interfaces.knowledge import Knowledge, Records
 from fedsim.inversion.batch_norm import copy_with_batch_statistics
 from fedsim.inversion.distances import Cosine
@@ -112,6 +113,14 @@ def measure(model: str, weights: str, statistics: str, batch: int, attack: str, 
     points = points_between(problem, true)
     method = build_attack(attack, statistics, points["half"])
     finding = invert_update(method, update, knowledge, generator(SEED, "today attack", seed))
+    row = score_images(finding, model, batch, seed)
+    row["distance"] = float(finding.trace["l_sim"][-1])
+    return row | diagnose(problem, true, points)
+
+
+def score_images(finding: Reconstruction, model: str, batch: int, seed: int) -> Row:
+    """Return the scores of one victim's claimed images beside guesses, and their PSNR against another victim's."""
+    images, labels = victims_images("cifar10", batch, seed)
     scores = score_claim(
         finding, Truth(data=images, labels=labels), generator(SEED, "today guesses", seed),
         experiment_of(model, "cifar10").dataset.train, FLOOR_EXAMPLES, weights=data_folder() / "weights",
@@ -120,8 +129,7 @@ def measure(model: str, weights: str, statistics: str, batch: int, attack: str, 
     row: Row = {name: scores[name].value for name in METRICS}
     row |= {f"{name}_floor": scores[name].floor for name in METRICS}
     row["psnr_other"] = pair_psnr(finding.data, victims_images("cifar10", batch, seed + 1)[0])
-    row["distance"] = float(finding.trace["l_sim"][-1])
-    return row | diagnose(problem, true, points)
+    return row
 
 
 def known_problem(update: Update, knowledge: Knowledge, *, by_batch: bool) -> InversionProblem:
