@@ -362,4 +362,7 @@ def follow_with(progress: ProgressListener | None) -> Callable[[AttackJob, int, 
 def raise_failures(done: pipeline.AuditResult) -> None:
     """Raise RunError where an attack, a score or a picture failed."""
     if done.failures:
-        raise RunError(f"{'; '.join(done.failures)}; all else is kept, fedsim.open({str(done.folder.path)!r}) reads it")
+        kept = f"all else is kept, fedsim.open({str(done.folder.path)!r}) reads it"
+        error = RunError(f"{'; '.join(done.failures)}; {kept}")
+        error.failures = tuple(done.failures)
+        raise error

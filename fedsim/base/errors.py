@@ -84,7 +84,13 @@ class AttackCrash(AttackError):
 
 
 class RunError(FedsimError):
-    """The run cannot go on. Rounds already recorded stay usable."""
+    """The run cannot go on. Rounds already recorded stay usable.
+
+    Attributes:
+        failures: where it went on to its end, one sentence for each attack, score or picture that failed.
+    """
+
+    failures: tuple[str, ...] = ()
 
 
 def first_line(error: BaseException) -> str:

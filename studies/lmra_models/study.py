@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +13,8 @@ from numpy.typing import NDArray
 import fedsim
 from fedsim.audit.evaluation.statistics import confidence_interval
 from fedsim.base.errors import RunError
+from fedsim.federation.failed_attacks import read_failed_attacks
+from fedsim.federation.run_folder import RunFolder
 from studies.lmra.study import LABELS, read_experiment
 from studies.running import RUNS, Row, Study, read_rows, run_or_resume
 from studies.writing import group_rows, kept_result, markdown_table
@@ -169,14 +169,6 @@ def list_attacks(data: str) -> list[dict[str, Any]]:
     return attacks
 
 
-def refusals(path: Path) -> list[tuple[str, str]]:
-    """Return the attacks that made no claim about a client, with the client."""
-    if not (path / "failed.csv").exists():
-        return []
-    with (path / "failed.csv").open(newline="") as file:
-        return [(row["attack"], row["victim"]) for row in csv.DictReader(file)]
-
-
 def measure(data: str, batch_norm: bool, seed: int) -> list[Row]:
     """Return the scores of every attack on every client of one federation."""
     path = RUNS / "lmra_models" / f"{data}{'-bn' if batch_norm else ''}-{seed}"
@@ -190,11 +182,15 @@ def measure(data: str, batch_norm: bool, seed: int) -> list[Row]:
     tables["attack"] = list_attacks(data)
     try:
         run_or_resume(tables, path)
-    except RunError:  # attacks that refuse have rows below; a federation that failed has no scores
-        if not (path / "scores.csv").exists():
+    except RunError as error:
+        # Attacks that refuse have rows below; nothing else may have failed, and least of all the federation.
+        refused = {attempt.sentence for attempt in read_failed_attacks(RunFolder(path))}
+        if not error.failures or not refused.issuperset(error.failures):
             raise
     run = fedsim.open(path)
-    rows: list[Row] = [{"attack": label, "victim": client, "metric": "refused"} for label, client in refusals(path)]
+    rows: list[Row] = []
+    for attempt in read_failed_attacks(RunFolder(path)):
+        rows.append({"attack": attempt.attack, "victim": attempt.victim, "metric": "refused"})
     for score in run.scores.to_dict("records"):
         if score["metric"] in METRICS:
             rows.append({name: score[name] for name in ("attack", "victim", "metric", "value", "floor")})

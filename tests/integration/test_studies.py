@@ -8,9 +8,10 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import pandas as pd
 import pytest
 
-from fedsim.base.errors import ConfigError
+from fedsim.base.errors import ConfigError, RunError
 from fedsim.sweeps.file import read_sweep
 from fedsim.sweeps.grid import build_grid
 from strategies.checkpoint import Checkpoint
@@ -104,6 +105,34 @@ def test_a_study_finishes_the_run_that_was_interrupted(tmp_path: Path, monkeypat
         with pytest.raises(KeyboardInterrupt):
             running.run_or_resume(tables, tmp_path / "run")
     assert running.run_or_resume(tables, tmp_path / "run").metrics["round"].max() == 3
+
+
+@pytest.mark.parametrize(
+    ("failures", "is_raised"),
+    [((), True), (("lmra, round 1, client 0: no",), False), (("lmra, round 1, client 0: no", "round 2: lost"), True)],
+)
+def test_a_federation_that_fails_is_not_taken_for_attacks_that_refuse(
+    failures: tuple[str, ...], is_raised: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from studies.lmra_models import study
+
+    (folder := tmp_path / "lmra_models" / "adult-1").mkdir(parents=True)
+    (folder / "failed.csv").write_text("attack,round,victim,repeat,why\nlmra,1,0,0,no\n")
+    (folder / "scores.csv").write_text("attack,victim,metric,value,floor\n")  # of an earlier attempt
+    error = RunError("it failed")
+    error.failures = failures
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(study, "RUNS", tmp_path)
+    monkeypatch.setattr(study, "run_or_resume", fail)
+    monkeypatch.setattr(study.fedsim, "open", lambda path: SimpleNamespace(scores=pd.read_csv(path / "scores.csv")))
+    if is_raised:
+        with pytest.raises(RunError, match="it failed"):
+            study.measure("adult", False, 1)
+    else:
+        assert study.measure("adult", False, 1) == [{"attack": "lmra", "victim": 0, "metric": "refused"}]
 
 
 def trust_rows(case: str, accuracy: float, share: float, attacks: str = "map learned ig") -> list[dict[str, str]]:
