@@ -20,7 +20,7 @@ from fedsim.audit.evaluation.evaluator import (
     group_members,
 )
 from fedsim.audit.evaluation.examples import check_kinds, display_examples
-from fedsim.audit.evaluation.score import Score
+from fedsim.audit.evaluation.score import Score, name_without_public
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base import metrics
 from fedsim.base.errors import DataError
@@ -187,9 +187,9 @@ def _guesses(
 ) -> dict[str, Tensor]:
     shape = finding.data.shape
     guesses = {"noise": torch.rand(shape, generator=rng), "mid-grey": torch.full(shape, 0.5)}
-    if public is not None:
-        guesses["mean face"] = public.data.mean(0).expand(shape)
-    return guesses
+    if public is None:
+        return name_without_public(guesses)
+    return guesses | {"mean face": public.data.mean(0).expand(shape)}
 
 
 def _nearest_public(

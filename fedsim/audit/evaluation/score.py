@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from fedsim.audit.evaluation.statistics import best_guess
 from fedsim.interfaces.metric import find_metric
 
@@ -85,3 +87,8 @@ class Score:
     def from_reason(cls, metric: str, reason: str) -> Score:
         """Make a score that has no value, for this `reason`."""
         return cls(metric=metric, value=math.nan, missing=reason)
+
+
+def name_without_public(guesses: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Name guesses so that it stands beside each score that its floor is lower than public examples would make it."""
+    return {f"{name}; there are no public data to guess by": guess for name, guess in guesses.items()}

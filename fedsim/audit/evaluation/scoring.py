@@ -28,7 +28,7 @@ from fedsim.audit.evaluation.measurements import (
     measure_nearest,
     measure_sets,
 )
-from fedsim.audit.evaluation.score import Score
+from fedsim.audit.evaluation.score import Score, name_without_public
 from fedsim.audit.evaluation.similarity import AttackedUpdate
 from fedsim.audit.evaluation.table_scores import score_columns
 from fedsim.audit.evaluation.target_scores import index_rows, score_targets
@@ -363,7 +363,7 @@ def guess_examples(
                 f"{guess.max().item():g}, expected {'tokens' if truth.has_tokens else 'numbers in [0, 1]'} like the "
                 "data; fix its guess_examples"
             )
-    return guesses
+    return guesses if public is not None else name_without_public(guesses)
 
 
 def _choose_records(records: PublicExamples, labels: Tensor) -> Tensor:

@@ -157,9 +157,11 @@ def test_labels_that_are_wrong_lower_no_floor() -> None:
     assert floors["wrong"].floor == floors["others"].floor < floors["right"].floor
 
 
-def test_without_public_data_the_floors_are_noise_and_grey() -> None:
+def test_without_public_data_the_floors_are_noise_and_grey_and_say_so() -> None:
     scores = judge(Reconstruction(data=images(4, seed=5), labels=LABELS), public=None, num_classes=10)
-    assert {s.floor_guess for s in scores.values() if not s.missing} <= {"noise", "mid-grey", "every class as often"}
+    nothing = "; there are no public data to guess by"
+    guesses = {f"noise{nothing}", f"mid-grey{nothing}", "every class as often"}
+    assert {s.floor_guess for s in scores.values() if not s.missing} <= guesses
 
 
 def test_a_class_without_public_examples_falls_back_to_the_public_mean() -> None:
