@@ -388,9 +388,8 @@ def _note_failures(replies: Iterable[Message], number: int, failed: set[int]) ->
         count += 1
         client = reply.metadata.src_node_id
         log.debug("round %d, client %d: %s", number, client, "failed" if reply.has_error() else "returned")
-        if reply.has_error():
+        if _group_by_reason(reply, reasons):
             failed.add(client)
-            reasons.setdefault(reply.error.reason or "no reason given", []).append(client)
         yield reply
     _warn_of_failures(number, reasons)
     example = "none was sampled"
@@ -404,6 +403,13 @@ def _note_failures(replies: Iterable[Message], number: int, failed: set[int]) ->
             else "fix the cause and resume the run, which keeps finished rounds"
         )
         raise RunError(f"round {number}: all {count} clients failed ({example}); {remedy}")
+
+
+def _group_by_reason(reply: Message, reasons: dict[str, list[int]]) -> bool:
+    """Add the client of a failed reply to those that failed for this reason; return whether it failed."""
+    if reply.has_error():
+        reasons.setdefault(reply.error.reason or "no reason given", []).append(reply.metadata.src_node_id)
+    return bool(reply.has_error())
 
 
 def _warn_of_failures(number: int, clients_by_reason: Mapping[str, list[int]], what: str = "") -> None:
@@ -437,10 +443,9 @@ def _evaluate(
             strategy.aggregate_evaluate(number, replies)
         reasons: dict[str, list[int]] = {}
         for reply in replies:
-            client = reply.metadata.src_node_id
-            if reply.has_error():
-                reasons.setdefault(reply.error.reason or "no reason given", []).append(client)
+            if _group_by_reason(reply, reasons):
                 continue
+            client = reply.metadata.src_node_id
             metrics = dict(reply.content.metric_records["metrics"])
             rows.append({"round": number, "client": client, "num_examples": metrics.pop("num-examples")} | metrics)
         _warn_of_failures(number, reasons, "evaluation failed, so no row of metrics.csv: ")

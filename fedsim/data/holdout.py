@@ -4,8 +4,22 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
+
+
+def count_held_out(counts: ArrayLike, fraction: float) -> NDArray[np.int64]:
+    """Return how many of so many examples, or of each of several counts, are held out: the fraction, rounded up.
+
+    What rounding adds does not count: 0.07 of 100 are 7.000000000000001 in floating point.
+
+    >>> count_held_out([100, 10], 0.07).tolist()
+    [7, 1]
+    """
+    rounded_up: NDArray[np.int64] = np.ceil((np.asarray(counts) * fraction).round(9)).astype(np.int64)
+    return rounded_up
 
 
 def choose_evenly(labels: Tensor, fraction: float) -> Tensor:

@@ -22,6 +22,7 @@ from torch import Tensor
 from fedsim.base.errors import DataError
 from fedsim.base.randomness import numpy_generator
 from fedsim.data import Column, Examples
+from fedsim.data.holdout import count_held_out
 
 MAX_CATEGORIES = 1000
 """Most categories of a column; with more it holds identifiers rather than categories."""
@@ -258,7 +259,7 @@ def choose_test_rows(table: pd.DataFrame, fraction: float) -> NDArray[np.bool_]:
         digest = hashlib.blake2b("\x1f".join(row).encode(), digest_size=8).digest()
         hashes.append(int.from_bytes(digest, "big"))
     order = np.argsort(np.array(hashes, np.uint64), kind="stable")
-    count = min(math.ceil(round(len(table) * fraction, 9)), len(table) - 1)
+    count = min(int(count_held_out(len(table), fraction)), len(table) - 1)
     is_test = np.zeros(len(table), np.bool_)
     is_test[order[:count]] = True
     return is_test

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +15,7 @@ from torch import Tensor
 from fedsim.base.errors import ConfigError, DataError, PluginError
 from fedsim.base.randomness import numpy_generator
 from fedsim.data import Dataset, Examples
+from fedsim.data.holdout import count_held_out
 from fedsim.data.partitions import Indices, Partition
 from fedsim.data.partitions.shares import EvenShares
 from fedsim.recording.header import tensor_bytes
@@ -64,9 +64,7 @@ class FederatedData:
         """Assign examples to all clients; those that only test come last."""
         examples = len(self.dataset.train)
         test_share = self.test_fraction if self.test_by == "client" else 0.0
-        # Rounded first, or 19 clients and a twentieth for tests would need 1.0000000000000002 of
-        # them, which is 2.
-        test_clients = math.ceil(round(self.clients * test_share / (1 - test_share), 9))
+        test_clients = int(count_held_out(self.clients, test_share / (1 - test_share)))
         clients = self.clients + test_clients
         if clients > examples:
             raise ConfigError(f"federation.clients: {clients} clients for {examples} examples; lower it")
@@ -97,10 +95,7 @@ class FederatedData:
     @cached_property
     def _held_out_counts(self) -> Indices:
         """Count the examples that each client holds out."""
-        fraction = self.test_fraction if self.clients_hold_out else 0.0
-        # Rounded first, or 0.07 of 100 examples would be 7.000000000000001 of them, which is 8.
-        counts: Indices = np.ceil((self._share_sizes * fraction).round(9)).astype(np.int64)
-        return counts
+        return count_held_out(self._share_sizes, self.test_fraction if self.clients_hold_out else 0.0)
 
     @cached_property
     def _share_sizes(self) -> Indices:
