@@ -223,8 +223,12 @@ def _difference(base: Summary, other: Summary, base_rows: Rows, other_rows: Rows
     else:
         result = _compare_paired(base, other, base_rows, other_rows)
     is_equal = result.is_equal and not missing
-    low, high = _widen_by_shared_candidates(base, result)
-    verdict, remark = ("", missing) if missing else _judge(base, result, why_not_paired)
+    shared_error = 0.0
+    if result.count:
+        candidates = [*base.examples.values(), *other.examples.values()]
+        shared_error = difference_by_shared_candidates(base.metric, candidates)
+    low, high = _widen_by_shared_candidates(result, shared_error)
+    verdict, remark = ("", missing) if missing else _judge(base, result, why_not_paired, shared_error)
     if is_equal and verdict:
         verdict, remark = EQUAL, f"in {number_of(result.count, result.unit)}"
     # What else differs between the two attacks.
@@ -387,7 +391,7 @@ def _compare_unpaired(base: Summary, other: Summary) -> _ScoreDifferences:
     return _ScoreDifferences(base.mean, other.mean, other.mean - base.mean, low, high, count, unit, test=test)
 
 
-def _judge(base: Summary, result: _ScoreDifferences, why_not_paired: str) -> tuple[str, str]:
+def _judge(base: Summary, result: _ScoreDifferences, why_not_paired: str, shared_error: float) -> tuple[str, str]:
     """Return a verdict, and the reason for it.
 
     By a sign test over victims, or by Mann and Whitney's test where they are not paired. Unlike an interval of the
@@ -404,23 +408,20 @@ def _judge(base: Summary, result: _ScoreDifferences, why_not_paired: str) -> tup
         reason = f"{counts}, not paired, since {why_not_paired}"
         if not enough:
             return "", f"{reason}; {caveat}"
-        return _allow_for_shared_candidates(base, result, _judge_by_ranks(base, result), reason)
+        return _allow_for_shared_candidates(result, _judge_by_ranks(base, result), reason, shared_error)
     reason = f"more in {result.num_more}, less in {result.num_less} of {counts}"
     if not enough:
         seen = {(True, False): SEEN_MORE, (False, True): SEEN_LESS}
         return seen.get((result.num_more > 0, result.num_less > 0), MIXED), f"{reason}, {caveat}"
-    return _allow_for_shared_candidates(base, result, _judge_by_signs(result), reason)
+    return _allow_for_shared_candidates(result, _judge_by_signs(result), reason, shared_error)
 
 
-def _widen_by_shared_candidates(base: Summary, result: _ScoreDifferences) -> tuple[float, float]:
+def _widen_by_shared_candidates(result: _ScoreDifferences, shared_error: float) -> tuple[float, float]:
     """Return the interval of the mean difference with the error of candidates that all have in common, as in a sweep.
 
     NaN for a rate at a threshold that they set, whose error is not known.
     """
-    if not result.count or result.is_equal:
-        return result.low, result.high
-    shared_error = difference_by_shared_candidates(base.metric, base.examples.values())
-    if not shared_error:
+    if result.is_equal or not shared_error:
         return result.low, result.high
     if math.isinf(shared_error):
         return math.nan, math.nan
@@ -428,14 +429,13 @@ def _widen_by_shared_candidates(base: Summary, result: _ScoreDifferences) -> tup
 
 
 def _allow_for_shared_candidates(
-    base: Summary, result: _ScoreDifferences, verdict: str, reason: str
+    result: _ScoreDifferences, verdict: str, reason: str, shared_error: float
 ) -> tuple[str, str]:
     """Return a verdict and its reason, where victims may share the non-members.
 
     Those that score higher by chance in one of the runs then move all victims the same way, which tests over
     victims take for so many voices, see `mean_deviation_by_chance`.
     """
-    shared_error = difference_by_shared_candidates(base.metric, base.examples.values())
     reach = statistics.NORMAL_QUANTILE * shared_error * math.sqrt(1 + 1 / result.count)
     if not reach or verdict not in (MORE, LESS) or abs(result.mean) > reach:
         return verdict, reason

@@ -113,6 +113,14 @@ def test_victims_that_share_their_candidates_move_together() -> None:
         assert math.isnan(found.high)
 
 
+def test_the_fewer_candidates_of_two_runs_decide_in_either_order() -> None:
+    many, few = dict.fromkeys(range(8), 0.60), dict.fromkeys(range(8), 0.75)
+    many_rows, few_rows = rows(many, "membership_auc", examples=120), rows(few, "membership_auc", examples=12)
+    found, reverse = one(many_rows, few_rows), one(few_rows, many_rows)
+    assert found.verdict == reverse.verdict == NOT_SHOWN
+    assert (found.low, found.high) == pytest.approx((-reverse.high, -reverse.low))
+
+
 def test_equal_scores_are_equal_however_few() -> None:
     found = one(rows({0: 1.0, 1: 2.0}), rows({0: 1.0, 1: 2.0}))
     assert (found.is_equal, found.verdict, found.remark) == (True, EQUAL, "in 2 victims")
