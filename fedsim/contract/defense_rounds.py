@@ -30,8 +30,8 @@ _SCALES = (1.0, 1e6, 1e-6)
 """Factors of the states in which a defense may act, as one that clips acts on large ones alone."""
 _LARGE, _LARGER = 1e6, 1e9
 """Factors of two states of which any clipping leaves the same."""
-_SMALL_SHARES = (1e-3, 1e-2)
-"""Sizes of two states, as shares of the noise, that no message tells apart."""
+_SMALL_SHARES = (1e-3, 0.3)
+"""Sizes of two states, as shares of the noise, that one message hardly tells apart."""
 _HISTORIES = 3
 """Draws of the message before, over which noise that follows messages differs."""
 _SAME = 1e-3

@@ -116,6 +116,28 @@ class FollowsSmallData(Private):
         return float(before)
 
 
+class FollowsDataInPart(Private):
+    """Clip to 1 and the norm of the update before, up to 1: what is far below the clip changes little."""
+
+    def choose_clip(self, norm: torch.Tensor, context: LocalContext) -> float:
+        before = context.memory.get("norm", torch.tensor(0.0))
+        context.memory["norm"] = norm.clamp(max=1.0)
+        return 1 + float(before)
+
+
+class FollowsLargeMessages(Private):
+    """Clip to 2 after a message of norm above 6, which the server knows."""
+
+    def choose_clip(self, norm: torch.Tensor, context: LocalContext) -> float:
+        return float(context.memory.get("clip", torch.tensor(1.0)))
+
+    def on_update(self, update: State, context: LocalContext) -> State:
+        sent = super().on_update(update, context)
+        norm = torch.stack([tensor.norm() for tensor in sent.values()]).norm()
+        context.memory["clip"] = torch.where(norm > 6, 2.0, 1.0)
+        return sent
+
+
 class FollowsMessages(Private):
     """Clip to the norm of the message before, which the server knows."""
 
@@ -163,8 +185,9 @@ def ask(tmp_path: Path) -> Ask:
         (
             SMALL,
             FollowsSmallData,
-            "on_update draws 10 times the noise after a larger update that is hidden in the noise",
+            "on_update draws 300 times the noise after a larger update that is hidden in the noise",
         ),
+        (SMALL, FollowsDataInPart, "on_update draws 1.96 times the noise after a larger update that is hidden"),
         (BEGINS, WarmsUp, "on_update adds no noise to message 1 of a client, and some to others"),
     ],
 )
@@ -186,6 +209,7 @@ def test_defenses_that_act_in_each_round_or_say_so_are_good(ask: Ask, cls: type)
         (NOISE, FollowsSmallData),
         (SMALL, Private),
         (SMALL, FollowsMessages),
+        (SMALL, FollowsLargeMessages),
         (BEGINS, Private),
         (BEGINS, SaysNothingFirst),
     ],
