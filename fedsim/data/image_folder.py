@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +35,7 @@ _DARKEST = 32
 """An eighth of the range: images none of which is brighter were stored for another one."""
 _MAX_PIXELS = 50_000_000
 """Most pixels of one image, before and after it is resized; a small file can claim many more."""
-
+_FIRST_FRAME = "of images with several frames or pages, only the first is read; save each as an image"
 _LabelledPaths = list[tuple[Path, int]]
 
 
@@ -81,10 +81,12 @@ class ImageFolder(CheckedSettings):
 
     def _parse(self, home: Path, folder: Path, names: Sequence[str], parts: list[_LabelledPaths]) -> Dataset:
         self._check_memory(home, sum(map(len, parts)))
-        images, labels = [], []
+        images, labels, remarks = [], [], set[str]()
         for part in parts:
-            images.append(self._read_images([verify_checksum(path, folder) for path, _ in part]))
+            images.append(self._read_images([verify_checksum(path, folder) for path, _ in part], remarks))
             labels.append(torch.tensor([label for _, label in part]))
+        for remark in sorted(remarks):
+            log.warning("data: %s", remark)
         if max(int(part.max()) for part in images) < _DARKEST:
             raise DataError(
                 f"{home}: no image is brighter than an eighth of its range; scale images of 12 bits, or whose pixels "
@@ -120,20 +122,24 @@ class ImageFolder(CheckedSettings):
                 "smaller folder"
             )
 
-    def _read_images(self, paths: Sequence[Path]) -> Tensor:
-        """Return `image channel height width`, uint8; Pillow decodes several at once in threads."""
+    def _read_images(self, paths: Sequence[Path], remarks: set[str]) -> Tensor:
+        """Return `image channel height width`, uint8; Pillow decodes several at once in threads.
+
+        Args:
+            remarks: gets what is not read as it is.
+        """
         images = torch.empty((len(paths), 3, self.size, self.size), dtype=torch.uint8)
         with warnings.catch_warnings(), ThreadPoolExecutor(count_cores()) as pool:
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             try:
-                for index, pixels in enumerate(pool.map(self._decode, paths)):
+                for index, pixels in enumerate(pool.map(partial(self._decode, remarks=remarks), paths)):
                     images[index] = torch.from_numpy(pixels).permute(2, 0, 1)
             except DataError:
                 pool.shutdown(cancel_futures=True)
                 raise
         return images
 
-    def _decode(self, path: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    def _decode(self, path: Path, remarks: set[str]) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
         """Return the central square of a resized image, `height width channel`."""
         try:
             with Image.open(path) as original:
@@ -145,12 +151,11 @@ class ImageFolder(CheckedSettings):
                         f"expected at most {_MAX_PIXELS}; make it smaller or take it out of the folder"
                     )
                 if getattr(original, "is_animated", False) and original.format != "MPO":  # a photo and its preview
-                    _warn_of_frames()
-                ImageOps.exif_transpose(
-                    original, in_place=True
-                )  # a camera that is held upright says so, and may not turn
+                    remarks.add(_FIRST_FRAME)
+                # A camera that is held upright says so, and may not turn.
+                ImageOps.exif_transpose(original, in_place=True)
                 width, height = (int(self.size * side / shorter) for side in original.size)
-                image = _convert_to_rgb(original, path)
+                image = _convert_to_rgb(original, path, remarks)
         except DataError:
             raise
         except Exception as error:  # a damaged image makes its decoder raise all kinds of things
@@ -162,7 +167,7 @@ class ImageFolder(CheckedSettings):
         return np.array(image.crop((left, top, left + self.size, top + self.size)))
 
 
-def _convert_to_rgb(image: Image.Image, path: Path) -> Image.Image:
+def _convert_to_rgb(image: Image.Image, path: Path, remarks: set[str]) -> Image.Image:
     """Convert an image to eight bits a channel, scaling other ranges, which Pillow would clip.
 
     Grey of 16 bits is scaled from that range, real numbers from [0, 1]; transparency is laid over
@@ -178,21 +183,11 @@ def _convert_to_rgb(image: Image.Image, path: Path) -> Image.Image:
             )
         return Image.fromarray((values * (255 / highest)).round().astype(np.uint8)).convert("RGB")
     if image.has_transparency_data:
-        _warn_of_transparency()
+        remarks.add("what is transparent in images is laid over white")
         coloured = image.convert("RGBA")
         white = Image.new("RGBA", coloured.size, "white")
         return Image.alpha_composite(white, coloured).convert("RGB")
     return image.convert("RGB")
-
-
-@cache  # once a process
-def _warn_of_frames() -> None:
-    log.warning("data: of images with several frames or pages, only the first is read; save each as an image")
-
-
-@cache
-def _warn_of_transparency() -> None:
-    log.warning("data: what is transparent in images is laid over white")
 
 
 def _list_images(home: Path) -> tuple[list[str], list[_LabelledPaths]]:
