@@ -25,7 +25,7 @@ def main() -> None:
         cells = []
         for spread in SPREADS:
             coverage = measure_coverage(seeds, spread, DRAWS)
-            cells.append(f"{coverage.of_these:.0%}, {coverage.of_all:.0%}, {coverage.less:.1%}")
+            cells.append(f"{100 * coverage.of_these:.0f} %, {100 * coverage.of_all:.0f} %, {100 * coverage.less:.1f} %")
         print(f"| {seeds} | {' | '.join(cells)} |", flush=True)
     print()
     print(f"| seeds | spread | {' | '.join(f'shared {shared:g}' for shared in SHARED)} |")
@@ -34,7 +34,7 @@ def main() -> None:
         cells = []
         for shared in SHARED:
             alone, corrected = measure_false_falls(seeds, spread, shared, DRAWS // 4)
-            cells.append(f"{alone:.1%}, {corrected:.1%}")
+            cells.append(f"{100 * alone:.1f} %, {100 * corrected:.1f} %")
         print(f"| {seeds} | {spread:g} | {' | '.join(cells)} |", flush=True)
 
 

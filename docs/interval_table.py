@@ -61,7 +61,7 @@ def main() -> None:
             for _ in range(DRAWS):
                 low, high = interval(metric, draw(rng, victims))
                 num_held += low <= mean <= high
-            cells.append(f"{num_held / DRAWS:.0%}".replace("%", " %"))
+            cells.append(f"{100 * num_held / DRAWS:.0f} %")
         print(f"| {kind} | {' | '.join(cells)} |", flush=True)
 
 

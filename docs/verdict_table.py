@@ -22,7 +22,7 @@ def main() -> None:
     print("|---|" + "---|" * len(VICTIMS))
     for kind in KINDS:
         shares = [count_false_leaks(kind, victims, RUNS) / RUNS for victims in VICTIMS]
-        print(f"| {kind} | {' | '.join(f'{share:.1%}' for share in shares)} |", flush=True)
+        print(f"| {kind} | {' | '.join(f'{100 * share:.1f} %' for share in shares)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -104,6 +104,16 @@ def test_the_field_has_another_word(lines: list[tuple[str, str]], word: str) -> 
     assert not bad, f"say {WORDS_NOT_OURS[word]}:\n" + "\n".join(bad[:20])
 
 
+def test_a_percentage_is_written_in_one_way() -> None:
+    """As 5 %, with a space, in what fedsim and the studies print and on the pages."""
+    printed = [path for folder in ("fedsim", "adversaries", "clients", "strategies", "studies", "docs") for path in
+               (ROOT / folder).rglob("*.py")]  # fmt: skip
+    found = [str(path) for path in printed if re.search(r"\.\d%[}\"']", path.read_text(encoding="utf-8"))]
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    found += [str(path) for path in pages if re.search(r"\d%(?![0-9A-F]{2})", path.read_text(encoding="utf-8"))]
+    assert found == []
+
+
 def test_the_rule_for_names_tells_good_from_bad(measure: ModuleType) -> None:
     bad = ["told", "_kept", "beside", "made_again", "of_each", "_one_by_one"]
     good = ["pair_claims", "label_counts", "read", "split", "seed", "training", "__len__", "update", "embed"]

@@ -131,7 +131,7 @@ class Run:
             for row in [row for row in read_metrics(self._folder) if row["client"] == "server"][-1:]:
                 whose = {"shared": " of the shared model", "personal": " of the clients' own models"}
                 if row["accuracy"]:
-                    facts.append(f"accuracy {float(row['accuracy']):.1%}{whose.get(row.get('model', ''), '')}")
+                    facts.append(f"accuracy {100 * float(row['accuracy']):.1f} %{whose.get(row.get('model', ''), '')}")
         return facts
 
     @property

@@ -59,4 +59,4 @@ def _abridge(sentence: str) -> str:
 def _accuracy_text(entry: IndexEntry) -> str:
     if math.isnan(entry.accuracy):
         return ""
-    return f"{entry.accuracy:.1%}" + (" at best" if entry.kind == "sweep" else "")
+    return f"{100 * entry.accuracy:.1f} %" + (" at best" if entry.kind == "sweep" else "")

@@ -170,7 +170,7 @@ def final_accuracy(rows: Sequence[Mapping[str, str]], config: Config | None = No
     """
     max_examples = config.federation.evaluate_examples if config else None
     test_set = f"at most {max_examples} examples of the public test set" if max_examples else "the public test set"
-    for name, unit in (("accuracy", ".1%"), ("loss", ".4g")):
+    for name in ("accuracy", "loss"):
         evaluated = [row for row in rows if row.get(name)]
         last = max((int(row["round"]) for row in evaluated), default=0)
         last_rows = [row for row in evaluated if int(row["round"]) == last]
@@ -178,29 +178,35 @@ def final_accuracy(rows: Sequence[Mapping[str, str]], config: Config | None = No
         server = values.pop("server", None)
         whose = {row["client"]: row.get("model") for row in last_rows}
         if whose.get("server"):
-            return _describe_own_models(name, unit, test_set, server, values, is_shared=whose["server"] == "shared")
+            return _describe_own_models(name, test_set, server, values, is_shared=whose["server"] == "shared")
         if server is not None:
-            return f"The model's final {name} on {test_set} is {server:{unit}} (after round {last})."
+            return f"The model's final {name} on {test_set} is {_format_quality(name, server)} (after round {last})."
         if values:
             held_out = (
                 "what one client holds out" if len(values) == 1 else f"what {len(values)} clients hold out, on average,"
             )
-            return f"The model's final {name} on {held_out} is {fmean(values.values()):{unit}} (after round {last})."
+            mean = _format_quality(name, fmean(values.values()))
+            return f"The model's final {name} on {held_out} is {mean} (after round {last})."
     return ""
 
 
+def _format_quality(name: str, value: float) -> str:
+    """Format an accuracy in percent, or a loss."""
+    return f"{100 * value:.1f} %" if name == "accuracy" else f"{value:.4g}"
+
+
 def _describe_own_models(
-    name: str, unit: str, test_set: str, server: float | None, values: Mapping[str, float], *, is_shared: bool
+    name: str, test_set: str, server: float | None, values: Mapping[str, float], *, is_shared: bool
 ) -> str:
     """Say how good the clients' own models are, and how good the shared one is, where there is one."""
     sentences = []
-    if is_shared:
-        sentences.append(f"The shared model's final {name} on {test_set} is {server:{unit}}.")
+    if is_shared and server is not None:
+        sentences.append(f"The shared model's final {name} on {test_set} is {_format_quality(name, server)}.")
         server = fmean(values.values()) if values else None
     if server is not None:
         sentences.append(
-            f"The final {name} of the clients' own models, each on what that client holds out, is {server:{unit}} on "
-            "average."
+            f"The final {name} of the clients' own models, each on what that client holds out, is "
+            f"{_format_quality(name, server)} on average."
         )
     return " ".join(sentences)
 
@@ -222,7 +228,7 @@ def describe_reported_accuracy(reported: ReportedAccuracy) -> str:
 
     >>> from fedsim.recording.reported_accuracy import ReportedAccuracy
     >>> describe_reported_accuracy(ReportedAccuracy(accuracy=0.5, clients=7, examples=42, round=3))
-    "As 7 clients reported in round 3, the model's accuracy on their 42 examples is 50.0%."
+    "As 7 clients reported in round 3, the model's accuracy on their 42 examples is 50.0 %."
     """
     when = f" in round {reported.round}" if reported.round else ""
     whose = "its" if reported.clients == 1 else "their"
@@ -230,7 +236,7 @@ def describe_reported_accuracy(reported: ReportedAccuracy) -> str:
     if not reported.examples and reported.clients > 1:
         held += ", on average over clients,"
     clients = number_of(reported.clients, "client")
-    sentence = f"As {clients} reported{when}, the model's accuracy on {held} is {reported.accuracy:.1%}."
+    sentence = f"As {clients} reported{when}, the model's accuracy on {held} is {100 * reported.accuracy:.1f} %."
     return f"{sentence} {reported.remark}".rstrip()
 
 

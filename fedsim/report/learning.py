@@ -85,9 +85,9 @@ def explain_low_accuracy(accuracies: Sequence[float], guess: float, count: int, 
     mean = math.fsum(accuracies) / len(accuracies)
     low, high = min(low for low, _ in intervals), max(high for _, high in intervals)
     return (
-        f"{begin_sentence(is_worse=mean <= guess)}: its accuracy on {count} test examples, {mean:.1%} (95 % "
-        f"interval {low:.1%} to {high:.1%}), is not beyond the {guess:.1%} that always giving the most frequent "
-        f"answer gets; {advice}."
+        f"{begin_sentence(is_worse=mean <= guess)}: its accuracy on {count} test examples, {100 * mean:.1f} % (95 % "
+        f"interval {100 * low:.1f} to {100 * high:.1f} %), is not beyond the {100 * guess:.1f} % that always giving "
+        f"the most frequent answer gets; {advice}."
     )
 
 

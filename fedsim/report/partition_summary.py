@@ -323,7 +323,7 @@ def _numbers(summary: PartitionSummary) -> NDArray[np.float64]:
 def _cells(summary: PartitionSummary, row: Sequence[float] | NDArray[np.float64]) -> list[str]:
     train, held_out, first, second = (float(number) for number in row)
     if summary.dataset.task.goal != "numbers":
-        return [_thousands(train), _thousands(held_out), f"{first:g}", f"{second:.0%}"]
+        return [_thousands(train), _thousands(held_out), f"{first:g}", f"{100 * second:.0f} %"]
     return [_thousands(train), _thousands(held_out), _figure(first), _figure(second)]
 
 

@@ -80,7 +80,7 @@ def _class_cells(partition: PartitionSummary, clients: Sequence[int]) -> tuple[l
     if len(names) > MAX_CLASSES:
         for client, class_counts, class_shares in zip(clients, counts, shares, strict=True):
             num_classes = HeatMapCell(text=str((class_counts > 0).sum()))
-            largest = HeatMapCell(text=f"{class_shares.max():.0%}")
+            largest = HeatMapCell(text=f"{100 * class_shares.max():.0f} %")
             rows.append([*_sizes(partition, client), num_classes, largest])
         kinds = {
             "labels": ["labels", "most frequent label"],

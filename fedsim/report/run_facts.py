@@ -50,7 +50,7 @@ def run_facts(run: ReportedRun) -> dict[str, str]:
     partition, federation = config.partition, config.federation
     limit = f", at most {partition.samples_per_client} examples each" if partition.samples_per_client else ""
     stragglers = f", each a straggler with probability {p:g}" if (p := federation.straggler_probability) else ""
-    held_out = f", {partition.test_fraction:.0%} held out for tests" if partition.test_fraction else ""
+    held_out = f", {100 * partition.test_fraction:.0f} % held out for tests" if partition.test_fraction else ""
     strategy = _plugin_with_settings(config.strategy)
     facts = {
         "Data": _plugin_with_settings(config.data),

@@ -122,8 +122,9 @@ def _examine_reported(folder: OpenRun, reported: ReportedAccuracy | None) -> NoL
     return NoLearning(
         sentence=(
             f"{begin_sentence(is_worse=reported.accuracy <= chance)}: the accuracy that its clients reported on "
-            f"{reported.examples} examples, {reported.accuracy:.1%} (95 % interval {low:.1%} to {high:.1%}), is not "
-            f"beyond the {chance:.1%} that guessing among the {outputs} outputs of the model gets."
+            f"{reported.examples} examples, {100 * reported.accuracy:.1f} % (95 % interval {100 * low:.1f} to "
+            f"{100 * high:.1f} %), is not beyond the {100 * chance:.1f} % that guessing among the {outputs} outputs of "
+            "the model gets."
         )
     )
 

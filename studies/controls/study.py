@@ -85,9 +85,9 @@ def tables(rows: Sequence[Mapping[str, str]]) -> dict[str, str]:
             beyond = sum(float(row["value"]) > float(row["floor"]) for row in claimed)
             identified = column_values(select_rows(of_case, attack=attack, metric="identified"), "value").mean()
             value, floor = (column_values(claimed, column).mean() for column in ("value", "floor"))
-            line += [f"{value:.1f} dB ({beyond})", f"{floor:.1f} dB", f"{identified:.0%}"]
+            line += [f"{value:.1f} dB ({beyond})", f"{floor:.1f} dB", f"{100 * identified:.0f} %"]
         exact = select_rows(of_case, attack="spear-ica", metric="exact")
-        lines.append([*line, f"{column_values(exact, 'value').mean():.0%}" if exact else "refused"])
+        lines.append([*line, f"{100 * column_values(exact, 'value').mean():.0f} %" if exact else "refused"])
     head = ["clients"]
     for attack in ("inverting-gradients", "sme"):
         head += [f"`{attack}`: PSNR", "floor", "`identified`"]

@@ -86,7 +86,7 @@ def tables(rows: Rows) -> dict[str, str]:
     for cell, of_cell in cells.items():
         naive = next(row for row in of_cell if row["knows"] == "False")
         size = "–" if family(cell) == SUMS else f"{int(naive['bytes']) / plain:.2f}"
-        line = [cell, f"{float(naive['accuracy']):.1%}", promised_epsilon(naive["epsilon"]), size]
+        line = [cell, f"{100 * float(naive['accuracy']):.1f} %", promised_epsilon(naive["epsilon"]), size]
         for attack in ATTACKS:
             line += attack_texts(of_cell, attack, cells[NONE])
         lines.append(line)

@@ -121,5 +121,5 @@ def _colour_lines(quality: Qualities, measured: Measured) -> Iterator[list[str]]
             shares = []
             for name in (OWN_COLOUR, DATA_COLOUR):
                 colour = measured[data, model, name]
-                shares.append(f"{np.mean([value > colour[image] for image, value in mse.items()]):.0%}")
+                shares.append(f"{100 * np.mean([value > colour[image] for image, value in mse.items()]):.0f} %")
             yield [data, distance, model, str(len(mse)), *shares]

@@ -95,7 +95,9 @@ def quality_table(
         starts = "-".join(map(str, sorted({min(cell.starts.values()), max(cell.starts.values())})))
         verdict = "no" if lost[0] >= LOST else "yes"
         energy = format_partial([(values[ENERGY], mse, ())])
-        lines.append([distance, weight, str(len(mse)), starts, *means, *(f"{x:.0%}" for x in lost), energy, verdict])
+        lines.append(
+            [distance, weight, str(len(mse)), starts, *means, *(f"{100 * x:.0f} %" for x in lost), energy, verdict]
+        )
     head = ["distance", "weight", "images", "starts", *OUTCOMES.values(), "lose to their own mean colour"]
     return [*head, "to the data set's", "MSE with energy", "comparable"], lines
 

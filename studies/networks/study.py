@@ -64,8 +64,8 @@ def measure(job: str) -> Row | list[Row]:
     last = config.federation.rounds
     shown = sorted({number for number in (5, 10, 20) if number < last} | {last})
     if data.num_classes:
-        guess = f"{torch.bincount(data.test.labels).max().item() / len(data.test):.1%}"
-        reached = ", ".join(f"{float(rows[number]['accuracy']):.1%} ({number})" for number in shown)
+        guess = f"{100 * torch.bincount(data.test.labels).max().item() / len(data.test):.1f} %"
+        reached = ", ".join(f"{100 * float(rows[number]['accuracy']):.1f} % ({number})" for number in shown)
     else:
         guess = f"MSE {data.test.labels.var().item():.3f}"
         reached = ", ".join(f"MSE {float(rows[number]['loss']):.3f} ({number})" for number in shown)

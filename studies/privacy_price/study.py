@@ -109,7 +109,10 @@ def tables(rows: Sequence[Mapping[str, str]]) -> dict[str, str]:
             measured, guesses = "", ""
             if found is not None:
                 share = float(found["right"]) / float(found["guesses"])
-                measured, guesses = f"{float(found['measured']):.2f}", f"{share:.0%} of {float(found['ceiling']):.0%}"
+                measured, guesses = (
+                    f"{float(found['measured']):.2f}",
+                    f"{100 * share:.0f} % of {100 * float(found['ceiling']):.0f} %",
+                )
             line += [format_mean(shares), measured, guesses]
         lines.append(line)
     head = ["mechanism"]

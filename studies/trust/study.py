@@ -209,7 +209,7 @@ def victim_and_seed(name: str) -> tuple[str, str]:
 
 def accuracy_text(rows: Rows) -> str:
     """Format the mean accuracy over seeds, in per cent."""
-    return f"{np.mean(list(accuracies(rows).values())):.1%}"
+    return f"{100 * np.mean(list(accuracies(rows).values())):.1f} %"
 
 
 def victims_text(rows: Rows, attacks: Sequence[str]) -> str:

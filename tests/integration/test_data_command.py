@@ -125,7 +125,7 @@ def test_the_table_counts_what_the_clients_of_a_run_hold(call: Call) -> None:
         counts = data.train(client)[1].bincount()
         share = counts.max().item() / counts.sum().item()
         assert row == [
-            str(client), str(int(counts.sum())), "0", str(int((counts > 0).sum())), f"{share:.0%}"
+            str(client), str(int(counts.sum())), "0", str(int((counts > 0).sum())), f"{100 * share:.0f} %"
         ]  # fmt: skip
 
 

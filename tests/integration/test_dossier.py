@@ -549,12 +549,12 @@ def test_of_a_recorded_app_the_accuracy_that_clients_reported_is_quoted(run: Pat
     contents = fedsim.write_dossier(app, fail_if=["accuracy<0.5"]).contents
     assert contents.accuracy is not None
     assert (contents.accuracy.accuracy, contents.accuracy.examples) == (pytest.approx(0.1), 40)
-    sentence = "As 2 clients reported in round 2, the model's accuracy on their 40 examples is 10.0%."
+    sentence = "As 2 clients reported in round 2, the model's accuracy on their 40 examples is 10.0 %."
     assert contents.accuracy.sentence == sentence
     assert sentence in contents.answer
     assert contents.accuracy.no_learning.startswith("The model has not learnt: the accuracy that its clients reported")
     assert contents.accuracy.no_learning.endswith(
-        "is not beyond the 10.0% that guessing among the 10 outputs of the model gets."
+        "is not beyond the 10.0 % that guessing among the 10 outputs of the model gets."
     )
     # Without a manifest nothing is decided.
     assert [(item.observed, item.outcome) for item in contents.thresholds] == [

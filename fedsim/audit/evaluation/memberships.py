@@ -197,7 +197,7 @@ def score_membership(scores: Tensor, is_member: Tensor) -> list[Score]:
     for metric, rate in RATES.items():
         if non_members * rate < 1:
             reason = (
-                f"{rate:.1%} of {non_members} non-members is less than one; grant more candidates, and "
+                f"{100 * rate:.1f} % of {non_members} non-members is less than one; grant more candidates, and "
                 "attack a victim with enough examples"
             )
             all_scores.append(Score.from_reason(metric, reason))

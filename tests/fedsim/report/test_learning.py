@@ -21,8 +21,8 @@ def rows(**columns: Any) -> list[dict[str, str]]:
 
 def test_the_sentence_says_what_the_model_and_a_guess_get_and_what_to_try() -> None:
     assert examine_evaluations(rows(accuracy=0.101, guess=0.103)).sentence == (
-        "The model has not learnt: its accuracy on 1000 test examples, 10.1% (95 % interval 8.3% to 12.1%), is not "
-        "beyond the 10.3% that always giving the most frequent answer gets; try another "
+        "The model has not learnt: its accuracy on 1000 test examples, 10.1 % (95 % interval 8.3 to 12.1 %), is not "
+        "beyond the 10.3 % that always giving the most frequent answer gets; try another "
         "training.learning_rate, more federation.rounds or more training.local_epochs."
     )
 
@@ -67,7 +67,7 @@ def test_nothing_is_said_where_it_is_not_known(table: list[dict[str, str]]) -> N
 
 def test_one_model_that_learnt_is_enough() -> None:
     assert explain_low_accuracy([0.1, 0.6], 0.1, 500) == ""
-    assert "10.5%" in explain_low_accuracy([0.1, 0.11], 0.1, 500)
+    assert "10.5 %" in explain_low_accuracy([0.1, 0.11], 0.1, 500)
 
 
 def test_a_constant_answer_is_the_most_frequent_class_or_the_mean_target() -> None:
@@ -77,7 +77,7 @@ def test_a_constant_answer_is_the_most_frequent_class_or_the_mean_target() -> No
 
 def test_a_value_within_its_interval_of_a_guess_is_not_called_a_failure() -> None:
     sentence = explain_low_accuracy([0.8], 0.76, 200)
-    assert sentence.startswith("It is not shown that the model has learnt: its accuracy on 200 test examples, 80.0%")
+    assert sentence.startswith("It is not shown that the model has learnt: its accuracy on 200 test examples, 80.0 %")
 
 
 @pytest.mark.parametrize(

@@ -264,9 +264,9 @@ def test_of_an_app_is_said_where_its_accuracy_is_found() -> None:
 def test_of_an_app_the_accuracy_that_its_clients_reported_is_quoted() -> None:
     reported = ReportedAccuracy(accuracy=0.119, clients=7, examples=42, round=3)
     assert describe_accuracy([], None, reported) == (
-        "As 7 clients reported in round 3, the model's accuracy on their 42 examples is 11.9%."
+        "As 7 clients reported in round 3, the model's accuracy on their 42 examples is 11.9 %."
     )
     alone = ReportedAccuracy(accuracy=0.5, clients=1, examples=0, round=0)
     assert describe_accuracy([], None, alone) == (
-        "As 1 client reported, the model's accuracy on its examples is 50.0%."
+        "As 1 client reported, the model's accuracy on its examples is 50.0 %."
     )

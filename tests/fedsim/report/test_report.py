@@ -228,7 +228,7 @@ def test_a_normal_run_is_told_from_floor_to_citation(folder, held):
         "model a function that builds the architecture whose weights the server broadcasts granted sme",
         "labels the victim's labels in ascending order; an attack that splits them into mini-batches shuffles them "
         "withheld – –",
-        "The model's final accuracy on the public test set is 75.0% (after round 2).",
+        "The model's final accuracy on the public test set is 75.0 % (after round 2).",
         "a single image may leak where the mean does not, so look at the pictures",
         "3 rounds,",
         "Zhu, Yao, Blaschko: Surrogate Model Extension (SME)",
@@ -494,11 +494,11 @@ def test_what_is_granted_of_the_truth_is_told_at_once(folder, granted, told):
     [
         (
             [(1, "server", 0.1, 2.0), (2, "server", "", ""), (2, 0, 0.5, 1.0)],
-            "accuracy on what one client holds out is 50.0%",
+            "accuracy on what one client holds out is 50.0 %",
         ),
         ([(1, "server", "", 2.5), (3, "server", "", 1.5)], "final loss on the public test set is 1.5 (after round 3)"),
-        ([(9, "server", 0.5, 2.0), (10, "server", 0.25, 2.0)], "on the public test set is 25.0% (after round 10)"),
-        ([(1, 0, 0.5, 1.0), (1, 1, 1.0, 1.0)], "what 2 clients hold out, on average, is 75.0% (after round 1)"),
+        ([(9, "server", 0.5, 2.0), (10, "server", 0.25, 2.0)], "on the public test set is 25.0 % (after round 10)"),
+        ([(1, 0, 0.5, 1.0), (1, 1, 1.0, 1.0)], "what 2 clients hold out, on average, is 75.0 % (after round 1)"),
     ],
 )
 def test_the_final_accuracy_stands_in_the_headline(folder, rows, sentence):
@@ -519,7 +519,7 @@ def test_an_accuracy_on_some_of_the_examples_is_not_said_to_be_on_all(folder):
     folder.write_experiment(config(federation={"clients": 2, "rounds": 3, "evaluate_examples": 40}))
     record(folder)
     measure(folder, [(1, "server", 0.5, 2.0)])
-    assert "accuracy on at most 40 examples of the public test set is 50.0%" in text_of(page(folder))
+    assert "accuracy on at most 40 examples of the public test set is 50.0 %" in text_of(page(folder))
 
 
 def test_what_was_spent_stands_beside_the_accuracy(folder):

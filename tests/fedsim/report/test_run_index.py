@@ -267,8 +267,8 @@ def test_the_command_prints_a_short_table_and_where_the_page_is(tmp_path: Path, 
     result = call("index", tmp_path)
     assert result.returncode == 0, result.stderr
     lines = [line.split() for line in result.stdout.splitlines() if line.strip()]
-    assert ["a", "leaks", "75.0%", "finished"] in lines
-    assert ["[b]", "leaks", "75.0%", "unfinished"] in lines
+    assert ["a", "leaks", "75.0", "%", "finished"] in lines
+    assert ["[b]", "leaks", "75.0", "%", "unfinished"] in lines
     assert "left out: 1 folder that holds no run\n" in result.stdout
     assert result.stdout.endswith(f"page: {tmp_path / PAGE}\n")
 
@@ -279,4 +279,4 @@ def test_the_command_says_of_a_sweep_the_best_accuracy_and_the_beginning_of_its_
     make_sweep(tmp_path / "sweep")
     monkeypatch.setattr(cli_index, "_MAX_LETTERS", 16)
     text = re.sub(r"\s+", " ", call("index", tmp_path).stdout)
-    assert "sweep The messages ... 90.0% at best failed" in text
+    assert "sweep The messages ... 90.0 % at best failed" in text

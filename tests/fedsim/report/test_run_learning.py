@@ -89,7 +89,7 @@ def test_movement_is_not_known_without_the_first_round_or_an_evaluation(tmp_path
 @pytest.mark.parametrize(
     ("accuracy", "examples", "begin"),
     [
-        (0.25, 40, "The model has not learnt: the accuracy that its clients reported on 40 examples, 25.0%"),
+        (0.25, 40, "The model has not learnt: the accuracy that its clients reported on 40 examples, 25.0 %"),
         (0.3, 40, "It is not shown that the model has learnt: the accuracy that its clients reported"),
         (0.8, 40, ""),
         (0.25, 0, ""),  # of how many examples is not known
@@ -107,7 +107,7 @@ def test_what_clients_of_an_app_report_has_to_be_beyond_chance(
     assert result.sentence.startswith(begin)
     assert bool(result.sentence) == bool(begin)
     assert (
-        not begin or "is not beyond the 25.0% that guessing among the 4 outputs of the model gets." in result.sentence
+        not begin or "is not beyond the 25.0 % that guessing among the 4 outputs of the model gets." in result.sentence
     )
     assert result.remedy == ""
 
