@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -196,6 +197,9 @@ def _steps_to_defense(run: AuditedRun) -> list[NextStep]:
 
 def _steps_to_conclusion(run: AuditedRun) -> list[NextStep]:
     """Return what to do where nothing is concluded."""
+    reported = itertools.chain.from_iterable(reported_readings(run.readings).values())
+    if all(reading.summary.num_in_doubt for reading in reported):  # further victims would be in doubt as well
+        return [NextStep(aim="Do what the doubts in scores.csv ask for, then", command=run.attack_command)]
     most = most_victims(run.readings)
     steps = []
     if run.config is not None and run.sees_one_sum:

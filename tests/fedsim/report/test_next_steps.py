@@ -73,6 +73,24 @@ def test_few_victims_become_all_that_were_recorded_by_the_same_command() -> None
     assert first == "fedsim attack runs/a a.toml --set adversary.rounds=[2] --set 'adversary.victims=\"all\"'"
 
 
+def test_where_all_scores_are_in_doubt_no_further_victims_are_advised() -> None:
+    rows = []
+    for victim in range(6):
+        score = Score.against_guesses("membership_auc", 0.9, {"chance": 0.5})
+        rows.append(row_of(score, victim, 100) | {"doubt": "candidates differ in more than membership; draw others"})
+        rows.append(row_of(Score.from_reason("tpr_at_1_in_100", "too few candidates"), victim, 100))
+    run = AuditedRun(
+        readings=score_readings(rows, {}),
+        config=validate_tables(Config, {}, "x"),
+        num_recorded=9,
+        has_failures=False,
+        no_learning=NoLearning(),
+        folder="runs/a",
+    )
+    [step] = suggest_after_audit(run)
+    assert (step.aim, step.command) == ("Do what the doubts in scores.csv ask for, then", "fedsim attack runs/a")
+
+
 def test_where_all_few_clients_were_attacked_more_are_recorded() -> None:
     first = list_commands(MIXED[:2], {}, num_recorded=2)[0]
     assert "--set federation.clients=10" in first
