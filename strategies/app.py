@@ -319,7 +319,7 @@ def _run_round(
             log.warning("round %d: the strategy aggregated nothing, too few clients returned; the model stays", number)
             aggregate = arrays
         # What was sampled was checked before the first round.
-        if failed and (sentence := describe_lost_protection(strategy.strategy, len(messages) - len(failed))):
+        elif failed and (sentence := describe_lost_protection(strategy.strategy, len(messages) - len(failed))):
             log.warning("round %d: %s", number, sentence)
         rows: list[dict[str, Any]] = []
         if _is_evaluation_round(number, federation):

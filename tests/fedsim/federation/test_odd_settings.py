@@ -193,6 +193,17 @@ def test_what_a_robust_strategy_does_not_withstand_is_told_by_the_clients_that_r
     )
 
 
+def test_a_round_in_which_nobody_returns_says_nothing_of_protection(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_serial(
+        make_tiny_config(federation={"clients": 3, "rounds": 2, "straggler_probability": 0.5, "seed": 0}),
+        tmp_path / "run",
+    )
+    assert "round 2: the strategy aggregated nothing" in caplog.text
+    assert "num_nodes_to_select" not in caplog.text
+
+
 TABLES = {
     table: list(Config.model_fields[table].annotation.model_fields)  # type: ignore[union-attr]
     for table in ("training", "federation", "states", "recording", "partition", "data", "model")
