@@ -10,13 +10,18 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 
 from fedsim.base.errors import ConfigError, RunError
+from fedsim.inversion.distances import Cosine
+from fedsim.inversion.priors import BatchNormStatistics
 from fedsim.sweeps.file import read_sweep
 from fedsim.sweeps.grid import build_grid
 from strategies.checkpoint import Checkpoint
 from studies import running, writing
 from studies.running import Study, StudyFile
+from studies.today_optimizers import study as optimizers
+from studies.today_priors.study import known_problem
 from studies.trust import prices
 from studies.trust import study as trust
 from tests.support.experiments import TINY
@@ -207,6 +212,36 @@ def test_a_message_has_the_statistics_that_the_cell_names(today: ModuleType, sta
     returned = update.payload.values("weights", update.before)
     moved = name in returned and bool((returned[name] != update.before[name]).any())
     assert moved == (statistics == "sent")
+
+
+def test_statistics_of_the_pass_of_the_gradient_are_those_of_the_engine(today: ModuleType) -> None:
+    """The study of optimizers saves the engine's second pass; its distance by parts of the network is the engine's."""
+    update, knowledge = today.send_message(**MESSAGE, model="resnet18/4", batch=2, statistics="sent")
+    problem = known_problem(update, knowledge, by_batch=True)
+    stage = optimizers.Stage(parametrisation=optimizers.Pixels())
+    point = stage.parametrisation.start(problem, (2, 1, 28, 28), torch.Generator().manual_seed(0))
+    engine = optimizers.make_evaluation(problem, stage.recipe(problem, BatchNormStatistics(exact=True)))(point)
+    shared = stage.recipe(problem, optimizers.SharedStatistics.watch(problem.model))
+    objective, gradient = optimizers.make_evaluation(problem, shared)(point)
+    assert objective == pytest.approx(engine[0])
+    torch.testing.assert_close(gradient, engine[1])
+    found = problem.gradient(problem.before, point, problem.labels)
+    split = optimizers.split_distance(problem, point)
+    assert split["distance"] == pytest.approx(Cosine()(found, Cosine().target(problem)).item(), rel=1e-4)
+    assert sum(split[f"left_{part}"] for part in optimizers.PARTS) == pytest.approx(1)
+
+
+def test_line_searches_keep_to_their_budget() -> None:
+    """Of the points that L-BFGS saw the lowest counts, but none after the budget."""
+    seen = []
+
+    def evaluate(point: torch.Tensor) -> tuple[float, torch.Tensor]:
+        seen.append(point.clone())
+        return (point**4).sum().item(), 4 * point**3
+
+    best = optimizers.search_lines(evaluate, torch.tensor([1.0, -2.0]), 7)
+    assert len(seen) >= 7
+    assert torch.equal(best, min(seen[:7], key=lambda point: (point**4).sum().item()))
 
 
 @pytest.mark.parametrize(
