@@ -14,10 +14,7 @@ from fedsim.base.errors import AttackError, KnowledgeError, TranscriptError
 from fedsim.federation.adversary_tables import AdversaryTable
 from fedsim.federation.config import Config
 from fedsim.federation.run_folder import read_refusals
-from fedsim.federation.secure_aggregation import group_sizes
-from fedsim.federation.strategy_checks import sample_size
 from fedsim.interfaces.attack import GROUP, GROUPS, Attack
-from fedsim.interfaces.defense import overrides
 from fedsim.recording.header import Header
 
 if TYPE_CHECKING:
@@ -97,34 +94,13 @@ def _check_facts(audit: Audit, attack: Attack) -> None:
     try:
         knowledge = audit.granted_knowledge.restrict_to(attack.facts_to_grant())
         attack.check_facts(knowledge)
-        if (least := _least_num_examples(audit)) is not None:
+        reported = audit.example_counts if audit.has_messages else {}
+        if (least := audit.case.least_num_examples(audit.spec.adversary, reported)) is not None:
             attack.check_num_examples(knowledge, least)
     except (AttackError, KnowledgeError) as error:
         raise KnowledgeError(f"{attack.title} does not apply: {error}") from error
     except Exception as error:  # whatever a stranger's network raises; the attack itself says it of each victim
         log.debug("%s: its check before any message failed (%s)", attack.title, error)
-
-
-def _least_num_examples(audit: Audit) -> int | None:
-    """Return the least N of any message that may be attacked, as far as it is known; None where it is not."""
-    adversary, experiment = audit.spec.adversary, audit.experiment
-    if experiment is None:
-        reported = audit.example_counts if audit.has_messages else {}
-        counts = {int(client): min(sizes) for client, sizes in reported.items()}
-    elif any(overrides(defense, "on_data") for defense in experiment.defenses):  # clients choose how many they use
-        return None
-    else:
-        counts = dict(enumerate(experiment.data.counts))
-        if experiment.training.sends == "gradient":  # the last batch of an epoch may be smaller
-            batch_size = experiment.training.batch_size
-            counts = {client: count % batch_size or batch_size for client, count in counts.items()}
-        table = experiment.config.secure_aggregation
-        if table is not None and not adversary.role.colluders:  # a sum is of so many members at least
-            settings = experiment.strategy_settings(experiment.new_strategy())
-            sizes = group_sizes(table.groups, sample_size(settings, len(counts)))
-            return sum(sorted(counts.values())[: table.min_survivors(sizes[-1])])
-    named = adversary.victims if isinstance(adversary.victims, list) and adversary.who == "server" else []
-    return min((counts[client] for client in named if client in counts), default=min(counts.values(), default=None))
 
 
 def _check_message_facts(adversary: AdversaryTable, attack: Attack) -> None:

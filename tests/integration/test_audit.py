@@ -364,7 +364,7 @@ def test_truth_files_score_a_recording_made_elsewhere(run: Path, tmp_path: Path)
     assert bare.run() == []
     rows = bare.score()
     assert {row["victim"] for row in rows} == {0}
-    assert all("public" not in row["floor_guess"] for row in rows)
+    assert all("there are no public data to guess by" in row["floor_guess"] for row in rows if row["floor_guess"])
 
 
 def test_labels_are_granted_from_the_truth_or_not_at_all(run: Path, tmp_path: Path) -> None:

@@ -575,6 +575,6 @@ def test_truth_of_nobody_of_one_twice_and_of_another_size(tmp_path: Path, caplog
 
 
 def test_a_run_of_fedsim_needs_nobody_to_say_what_it_means(tmp_path: Path) -> None:
-    run = run_serial(make_tiny_config(), tmp_path / "own")
+    run = run_serial(make_tiny_config(partition={"samples_per_client": 8}), tmp_path / "own")
     with pytest.raises(ConfigError, match=r"whose messages are known; leave \[app\] out"):
         attacked(run.path, {"replies": "gradient"}, model=None, input_shape=None, value_range=None, num_classes=None)

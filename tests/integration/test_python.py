@@ -159,7 +159,7 @@ def test_a_finished_run_resumes_to_itself(finished_run: Run) -> None:
 def test_a_run_and_its_findings_are_shown_in_a_line(finished_run: Run) -> None:
     text = repr(fedsim.open(finished_run.path))
     assert text.startswith(f"Run('{finished_run.path}', 1 recorded round, 1 finding of inverting-gradients")
-    assert re.search(r", accuracy \d+\.\d%\)$", text)
+    assert re.search(r", accuracy \d+\.\d %\)$", text)
     found = repr(finished_run.findings[0])
     assert found.startswith("AttackFinding(attack='inverting-gradients', victim=0, round='1', repeat=0, finding=")
     assert "tensor(" not in found

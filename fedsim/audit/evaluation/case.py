@@ -130,6 +130,14 @@ class Case(ABC):
         """
 
     @abstractmethod
+    def least_num_examples(self, adversary: AdversaryTable, reported: Mapping[str, Collection[int]]) -> int | None:
+        """Return the least N of any message that `adversary` may attack; None where it is not known.
+
+        Args:
+            reported: the numbers of examples N that each client reported in recorded messages.
+        """
+
+    @abstractmethod
     def public(self) -> PublicExamples | None:
         """Return examples of the same kind that no client holds; None where none are known."""
 
@@ -345,3 +353,9 @@ class Case(ABC):
     def _add_columns(self, truth: Truth) -> Truth:
         """Add what is known of a table's columns to `truth`."""
         return truth
+
+
+def least_of_victims(counts: Mapping[int, int], adversary: AdversaryTable) -> int | None:
+    """Return the least N of the clients that `adversary` attacks, of the least of each; None where none is known."""
+    named = adversary.victims if isinstance(adversary.victims, list) and adversary.who == "server" else []
+    return min((counts[client] for client in named if client in counts), default=min(counts.values(), default=None))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedsim.audit.evaluation.case import MAX_NAMES, Case, UnknownTruthError
+from fedsim.audit.evaluation.case import MAX_NAMES, Case, UnknownTruthError, least_of_victims
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.errors import ConfigError, DataError, join_first
 from fedsim.data import Examples
@@ -78,6 +78,10 @@ class ForeignRecording(Case):
                 f"{which}, and one file cannot hold the examples behind both; name a file of each client, with its own "
                 "examples"
             )
+
+    def least_num_examples(self, adversary: AdversaryTable, reported: Mapping[str, Collection[int]]) -> int | None:
+        """Return the least N that was reported; None where nothing was recorded yet."""
+        return least_of_victims({int(client): min(sizes) for client, sizes in reported.items()}, adversary)
 
     def public(self) -> PublicExamples | None:
         """Return the examples of the public file that no client holds; None where there are none.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedsim.audit.architecture import Architecture
-from fedsim.audit.evaluation.case import Case
+from fedsim.audit.evaluation.case import Case, least_of_victims
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.errors import ConfigError, DataError, KnowledgeError, did_you_mean
 from fedsim.base.randomness import derive_seed
@@ -24,8 +24,10 @@ from fedsim.federation.config import AttackFile
 from fedsim.federation.experiment import Experiment
 from fedsim.federation.federated_data import GUESSED_EXAMPLES
 from fedsim.federation.properties import property_records
+from fedsim.federation.secure_aggregation import group_sizes
+from fedsim.federation.strategy_checks import sample_size
 from fedsim.interfaces.attack import Attack, vector_target_error
-from fedsim.interfaces.defense import Defense
+from fedsim.interfaces.defense import Defense, overrides
 from fedsim.interfaces.knowledge import FACTS, TRAINING_FACTS, Knowledge, KnownCandidates, Records
 from fedsim.interfaces.modality import PublicExamples
 from fedsim.recording.adversary_role import AdversaryRole, find_error_in_collusion
@@ -93,6 +95,22 @@ class OwnRun(Case):
                 f"models do not reveal it; use one of {', '.join(_PLAIN_STRATEGIES)}, or attack as the server"
             )
         return privacy.expected
+
+    def least_num_examples(self, adversary: AdversaryTable, reported: Mapping[str, Collection[int]]) -> int | None:
+        """Return the least N that follows from the partition; None where a defense chooses how many examples train."""
+        experiment = self.own_experiment
+        if any(overrides(defense, "on_data") for defense in experiment.defenses):
+            return None
+        counts = dict(enumerate(experiment.data.counts))
+        if experiment.training.sends == "gradient":  # the last batch of an epoch may be smaller
+            batch_size = experiment.training.batch_size
+            counts = {client: count % batch_size or batch_size for client, count in counts.items()}
+        table = experiment.config.secure_aggregation
+        if table is not None and not adversary.role.colluders:  # a sum is of so many members at least
+            settings = experiment.strategy_settings(experiment.new_strategy())
+            sizes = group_sizes(table.groups, sample_size(settings, len(counts)))
+            return sum(sorted(counts.values())[: table.min_survivors(sizes[-1])])
+        return least_of_victims(counts, adversary)
 
     def public(self) -> PublicExamples:
         """Return the first examples of the test set."""

@@ -20,6 +20,7 @@ from fedsim.interfaces.findings import Reconstruction
 from fedsim.report.finding_views import _Viewer
 from fedsim.report.pictures import Gallery
 
+NOISE = "noise; there are no public data to guess by"
 ABOUT = {"attack": "sme", "variant": "a", "round": "1", "victim": "0", "repeat": "0"}
 
 
@@ -32,7 +33,7 @@ class OtherEvaluator(ReconstructionEvaluator):
 
 
 def make_viewer() -> _Viewer:
-    guesses = {("sme", "a", "1", victim, "0"): "noise" for victim in "01"}
+    guesses = {("sme", "a", "1", victim, "0"): NOISE for victim in "01"}
     case: Any = SimpleNamespace(seed=3, public=lambda: None)
     return _Viewer(
         audit=SimpleNamespace(case=case),  # type: ignore[arg-type]  # no more of it is asked for
@@ -64,7 +65,7 @@ def test_the_guess_beside_a_victims_claims_is_made_once(monkeypatch: pytest.Monk
     for one, other in zip(shared, alone, strict=True):
         assert one is not None
         assert other is not None
-        assert one[0] == other[0] == "noise"
+        assert one[0] == other[0] == NOISE
         assert torch.equal(one[1], other[1])
     # Of another victim, or with other claimed labels, it is made anew.
     viewer.guess(ReconstructionEvaluator(), claims[0], ABOUT | {"victim": "1"}, truth)
