@@ -26,7 +26,7 @@ _NUM_WORST = 4
 _PINNING_LEVERAGE = 0.999
 """Leverage from which a unit alone determines a column, as any other column could be."""
 _SHARED_ZEROS = 0.9
-"""Smallest share of the zeros of a sum that are zeros of each of its parts."""
+"""Smallest share of the zeros of a sum that are zeros of each of its parts, where rounding makes many by chance."""
 _SAME_COSINE = 1 - 1e-6
 _ABSOLUTE_ROUNDS, _SMALL = 20, 1e-6
 _ROUNDINGS = 4.0
@@ -80,25 +80,37 @@ def find_sum_column(mixture: InputMixture, layer: FirstLayer, columns: Tensor) -
         if mixture.rank > 1 and not mixture.is_determined(units, _PINNING_LEVERAGE):
             return index
     # Look for sums of an example and another column.
-    ratios = shared_ratios(mixture, columns)
-    if sums := _sum_pairs(mixture, columns, ratios):
+    if sums := _sum_pairs(mixture, columns):
         return sums[0][0]
     # Look for columns that disagree with their inputs.
     agreement = layer.agreement(inputs, zeros, mixture.unit_indices)
-    least = _LEAST_AGREEMENT
-    if ratios.isfinite().any():
-        median = float(agreement.median())
-        deviation = float((agreement - median).abs().median())
-        least = max(least, median - max(_LEAST_DROP, _DEVIATIONS * deviation))
-    return None if agreement.min() > least else int(agreement.argmin())
+    worst, median = int(agreement.argmin()), float(agreement.median())
+    if agreement[worst] <= _LEAST_AGREEMENT:
+        return worst
+    deviation = float((agreement - median).abs().median())
+    if agreement[worst] > median - max(_LEAST_DROP, _DEVIATIONS * deviation):
+        return None
+    has_shared_ratio = next(shared_ratios(mixture, columns), None) is not None
+    return worst if has_shared_ratio else None
 
 
-def _sum_pairs(mixture: InputMixture, columns: Tensor, ratios: Tensor) -> list[tuple[int, int]]:
-    """Return pairs with a shared ratio, of which the first is zero only where the second is."""
-    zeros = mixture.find_zeros(columns).double()
-    shared_zeros = zeros.T @ zeros / zeros.sum(0)[:, None]
-    pairs = (ratios.isfinite() & (shared_zeros > _SHARED_ZEROS)).nonzero().tolist()
-    return [(sum_index, part_index) for sum_index, part_index in pairs]
+def _sum_pairs(mixture: InputMixture, columns: Tensor) -> list[tuple[int, int, float]]:
+    """Return pairs with a shared ratio, of which the first is zero only where the second is, and the ratio.
+
+    By chance a sum may have other zeros, where its parts cancel. Two like images of a class are
+    zero at mostly the same units as well, but not at all of them.
+    """
+    zeros = mixture.find_zeros(columns)
+    num_outside = zeros.double().T @ (~zeros).double()
+    largest_share = (1 - _SHARED_ZEROS) * zeros.sum(0)
+    is_inside = num_outside < torch.minimum(largest_share, mixture.most_chance_zeros(columns))[:, None]
+    pairs = []
+    for first, second, ratio in shared_ratios(mixture, columns, is_inside | is_inside.T):
+        if is_inside[first, second]:
+            pairs.append((first, second, ratio))
+        if is_inside[second, first]:
+            pairs.append((second, first, 1 / ratio))
+    return sorted(pairs)
 
 
 def repair_columns(mixture: InputMixture, layer: FirstLayer, columns: list[Tensor]) -> list[Tensor]:
@@ -131,12 +143,9 @@ def repair_columns(mixture: InputMixture, layer: FirstLayer, columns: list[Tenso
 def _subtract_parts(mixture: InputMixture, columns: list[Tensor]) -> list[Tensor]:
     """Replace sums by what remains of them without their other part."""
     for _ in range(len(columns)):
-        matrix = torch.stack(columns, 1)
-        ratios = shared_ratios(mixture, matrix)
-        for sum_index, part_index in _sum_pairs(mixture, matrix, ratios):
+        for sum_index, part_index, ratio in _sum_pairs(mixture, torch.stack(columns, 1)):
             others = columns[:sum_index] + columns[sum_index + 1 :]
-            part = ratios[sum_index, part_index] * matrix[:, part_index]
-            difference = matrix[:, sum_index] - part
+            difference = columns[sum_index] - ratio * columns[part_index]
             column = mixture.refine_column(difference / difference.norm())
             if column is not None and mixture.add_column(others, column):
                 columns = others
@@ -176,8 +185,10 @@ def subtract_unknown_inputs(layer: FirstLayer, inputs: Tensor, count: int) -> Te
     return torch.stack(results)
 
 
-def shared_ratios(mixture: InputMixture, columns: Tensor) -> Tensor:
-    """Return `example example`, the ratio of two columns' gradients that many units share, or NaN.
+def shared_ratios(
+    mixture: InputMixture, columns: Tensor, compared: Tensor | None = None
+) -> Iterator[tuple[int, int, float]]:
+    """Yield pairs of columns, and the ratio of their gradients that many units share.
 
     Columns of different examples have as many ratios as units. Two sums that have an example in
     common have the same ratio at all units that fire for it alone. Units are many if they are more
@@ -186,19 +197,23 @@ def shared_ratios(mixture: InputMixture, columns: Tensor) -> Tensor:
 
     Args:
         columns: `rank example`.
+        compared: `example example`, symmetric, which pairs to compare; all by default, which takes
+            long for many examples.
     """
     gradients = (mixture.rows @ columns).T
     relative_errors = mixture.gradient_rounding(columns)[:, None] / gradients.abs()
-    ratios = torch.full((len(gradients),) * 2, torch.nan, dtype=torch.float64)
     if gradients.shape[1] <= _LEAST_CROWD:  # too few units for many to share anything
-        return ratios
-    for first in range(len(gradients) - 1):
-        quotients = gradients[first] / gradients[first + 1 :]
-        errors = _ROUNDINGS * (relative_errors[first] + relative_errors[first + 1 :])
-        for offset, ratio in _crowded_ratios(quotients, errors.clamp_min(_LEAST_ERROR)):
-            second = first + 1 + offset
-            ratios[first, second], ratios[second, first] = ratio, 1 / ratio
-    return ratios
+        return
+    if compared is None:
+        compared = torch.ones((len(gradients),) * 2, dtype=torch.bool)
+    for first, others in enumerate(compared.triu(1)):
+        seconds = others.nonzero()[:, 0]
+        if not len(seconds):
+            continue
+        quotients = gradients[first] / gradients[seconds]
+        errors = _ROUNDINGS * (relative_errors[first] + relative_errors[seconds])
+        for row, ratio in _crowded_ratios(quotients, errors.clamp_min(_LEAST_ERROR)):
+            yield first, int(seconds[row]), ratio
 
 
 def _crowded_ratios(quotients: Tensor, errors: Tensor) -> Iterator[tuple[int, float]]:

@@ -6,18 +6,19 @@ import torch
 from torch import Tensor
 
 from adversaries.exact.layer import FirstLayer
-from adversaries.exact.mixture import InputMixture
+from adversaries.exact.mixture import InputMixture, approach_null_vector
 
-_STEPS, _LARGEST_REWARD, _STEEPNESS = 150, 0.6, 2.0
-"""Steps of a search; the reward of units on the boundary at its end; how fast rewards saturate."""
-_STARTS_PER_INPUT, _SPARE_STARTS = 2, 50
+_LARGEST_REWARD, _STEEPNESS = 0.6, 2.0
+"""Reward of units on the boundary at the end of a search; how fast rewards saturate."""
+_QUICK_SEARCH, _LONG_SEARCH = (0.5, 12, 75), (2.0, 50, 150)
+"""Starts for each input that is not found yet, and others, and steps. The long search comes where the quick one leads
+to no column. Of few starts less end at the same column, and each column that is found makes the next search easier."""
 _SAME_COSINE = 0.97
 _MAX_FAILURES = 25
 """Number of ends of the search in a row that lead to no column, after which the rest is left out."""
 _SILENT_SHARES = (0.9, 0.7, 0.5)
 _KEPT_SHARES = (0.6, 0.7, 0.7, 0.8, 0.8)
 """Shares of the units, the surest to be silent; and of these, the ones that fit best, in turn."""
-_RIDGE = 1e-12
 
 
 def add_halfspace_columns(
@@ -32,8 +33,19 @@ def add_halfspace_columns(
         columns: that are certain.
         effort: multiple of the steps of the search, at least 1.
     """
-    weights = _project_weights(mixture, layer, mixture.remaining_directions(columns))
-    guesses, silence = _search(mixture, weights, effort * _STEPS, rng)
+    remaining = mixture.remaining_directions(columns)
+    weights = _project_weights(mixture, layer, remaining)
+    num_known = len(columns)
+    for starts_per_input, spare_starts, steps in (_QUICK_SEARCH, _LONG_SEARCH):
+        starts = int(starts_per_input * remaining.shape[1]) + spare_starts
+        guesses, silence = _search(mixture, weights, starts, effort * steps, rng)
+        _add_sparsest_columns(mixture, guesses, silence, columns)
+        if len(columns) > num_known:
+            break
+
+
+def _add_sparsest_columns(mixture: InputMixture, guesses: Tensor, silence: Tensor, columns: list[Tensor]) -> None:
+    """Compute columns from guesses, the sparsest first, until too many in a row give none; add them to `columns`."""
     tried = torch.stack(columns) if columns else guesses.new_zeros((0, mixture.rank))
     failures = 0
     absolute_sums = (mixture.rows @ guesses).abs().sum(0)
@@ -60,7 +72,9 @@ def _project_weights(mixture: InputMixture, layer: FirstLayer, remaining: Tensor
     return projected
 
 
-def _search(mixture: InputMixture, weights: Tensor, steps: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+def _search(
+    mixture: InputMixture, weights: Tensor, starts: int, steps: int, rng: torch.Generator
+) -> tuple[Tensor, Tensor]:
     """Search directions whose gradients lie in a halfspace of the weights, from random starts.
 
     Unit i fires for an example x where w_i x > 0, so for the example's column q the gradients |U q|
@@ -79,7 +93,6 @@ def _search(mixture: InputMixture, weights: Tensor, steps: int, rng: torch.Gener
     """
     rows = mixture.rows.float()
     basis = torch.linalg.qr((weights - weights.mean(0)).float()).Q
-    starts = _STARTS_PER_INPUT * weights.shape[1] + _SPARE_STARTS
     directions = torch.randn(mixture.rank, starts, generator=rng)
     for step in range(steps):
         # Fit the hyperplane.
@@ -113,19 +126,7 @@ def _fit_column(mixture: InputMixture, silence: Tensor, guess: Tensor) -> Tensor
         for kept_share in _KEPT_SHARES:
             count = max(fewest, int(kept_share * len(rows)))
             best_rows = rows[(rows @ column).abs().argsort()[:count]]
-            column = _approach_null_vector(best_rows, column)
-        if (certain := mixture.refine_column(column)) is not None:
-            return certain
+            column = approach_null_vector(best_rows, column)
+            if (certain := mixture.refine_column(column)) is not None:
+                return certain
     return None
-
-
-def _approach_null_vector(rows: Tensor, start: Tensor) -> Tensor:
-    """Return nearly the unit vector that `rows` make smallest, by inverse iteration from `start`."""
-    gram = rows.T @ rows
-    gram.diagonal().add_(_RIDGE * float(gram.trace()))
-    factor = torch.linalg.cholesky(gram)
-    vector = start[:, None]
-    for _ in range(3):
-        vector = torch.cholesky_solve(vector, factor)
-        vector = vector / vector.norm()
-    return vector[:, 0]

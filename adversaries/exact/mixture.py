@@ -29,7 +29,7 @@ _ZERO_ROUNDINGS = 50.0
 _MAX_MEDIAN_ZERO, _MIN_MEDIAN_GRADIENT = 4.0, 500.0
 """Limits, in roundings, of the medians of a column's zeros and of its other gradients."""
 _CHANCE_FACTOR = 6.0
-"""A column has more zeros than needed by this many times the number expected by chance."""
+"""Zeros of a column may be chance up to this many times the number expected by chance."""
 _MAX_LEVERAGE = 0.98
 """Largest leverage of a silent unit in a column that is accepted, see `refine_column`."""
 _LEAST_SINGULAR_VALUE = 0.01
@@ -39,6 +39,8 @@ _SPARE_ZEROS = 2
 _LEAST_NEW_PART = 1e-3
 """Least norm of a new column's part that is orthogonal to the known columns."""
 _REFINEMENTS = 5
+_RIDGE, _INVERSE_ITERATIONS = 1e-12, 3
+_TINY = 1e-300
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +157,13 @@ class InputMixture:
         """Return where the gradients of columns, `rank column`, are zero within rounding."""
         return self._gradients_in_roundings(columns) <= _ZERO_ROUNDINGS
 
+    def most_chance_zeros(self, columns: Tensor) -> Tensor:
+        """Return `column`, the largest number of zeros of each of `rank column` that may be chance."""
+        sizes = self._gradients_in_roundings(columns)
+        median = sizes.where(sizes > _ZERO_ROUNDINGS, torch.nan).nanmedian(0).values
+        most: Tensor = _SPARE_ZEROS + _CHANCE_FACTOR * len(sizes) * _ZERO_ROUNDINGS / median
+        return most
+
     def gradient_rounding(self, columns: Tensor) -> Tensor:
         """Return `column`, the standard deviation of the rounding of each column's gradients.
 
@@ -182,12 +191,15 @@ class InputMixture:
         Returns:
             `rank`, of norm 1.
         """
-        column = guess
+        column, silent = guess, torch.zeros(len(self.rows), dtype=torch.bool)
         for _ in range(_REFINEMENTS):
-            silent = self.find_zeros(column[:, None])[:, 0]
-            if int(silent.sum()) < self.rank + _SPARE_ZEROS:
+            zeros = self.find_zeros(column[:, None])[:, 0]
+            if int(zeros.sum()) < self.rank + _SPARE_ZEROS:
                 return None
-            column = torch.linalg.svd(self.rows[silent], full_matrices=False).Vh[-1]
+            if torch.equal(zeros, silent):
+                break
+            silent = zeros
+            column = approach_null_vector(self.rows[silent], column)
         sizes = self._gradients_in_roundings(column[:, None])[:, 0]
         if silent.all() or not torch.equal(sizes <= _ZERO_ROUNDINGS, silent):
             return None
@@ -195,8 +207,7 @@ class InputMixture:
         median_zero, median_gradient = float(sizes[silent].median()), float(sizes[~silent].median())
         if median_zero > _MAX_MEDIAN_ZERO or median_gradient < _MIN_MEDIAN_GRADIENT:
             return None
-        by_chance = len(sizes) * _ZERO_ROUNDINGS / median_gradient
-        if int(silent.sum()) < self.rank + _SPARE_ZEROS + _CHANCE_FACTOR * by_chance:
+        if int(silent.sum()) < self.rank + float(self.most_chance_zeros(column[:, None])):
             return None
         return column if self.is_determined(silent) else None
 
@@ -209,10 +220,12 @@ class InputMixture:
         """
         if int(silent.sum()) < self.rank + _SPARE_ZEROS:
             return False
-        left, values, _ = torch.linalg.svd(self.directions[silent], full_matrices=False)
-        leverage = left[:, : self.rank - 1].square().sum(1)
-        least_value = float(values[self.rank - 2])
-        return float(leverage.max()) < max_leverage and least_value > _LEAST_SINGULAR_VALUE
+        rows = self.directions[silent]
+        squared_values, vectors = torch.linalg.eigh(rows.T @ rows)
+        if float(squared_values[1]) <= _LEAST_SINGULAR_VALUE**2:
+            return False
+        leverage = ((rows @ vectors[:, 1:]).square() / squared_values[1:]).sum(1)
+        return float(leverage.max()) < max_leverage
 
     def add_column(self, columns: list[Tensor], column: Tensor) -> bool:
         """Append `column` unless it depends on `columns`; return whether it was appended."""
@@ -268,6 +281,23 @@ class InputMixture:
         if self.rank == 1:
             return 0.0
         rows = self.rows[self.find_zeros(column[:, None])[:, 0]]
-        least_value = float(torch.linalg.svdvals(rows)[self.rank - 2])
+        least_value = math.sqrt(max(float(torch.linalg.eigvalsh(rows.T @ rows)[1]), _TINY))
         rounding = self.noise * float((column / self.singular_values).norm())
         return rounding * math.sqrt(self.rank) / least_value
+
+
+def approach_null_vector(rows: Tensor, start: Tensor) -> Tensor:
+    """Return nearly the unit vector that `rows` make smallest, by inverse iteration from `start`.
+
+    Each step subtracts what is not in the null space. As that is computed from the residuals of the
+    rows, and not from their Gram matrix, it is as precise as a singular value decomposition, which
+    takes several times as long.
+    """
+    gram = rows.T @ rows
+    gram.diagonal().add_(_RIDGE * float(gram.trace()))
+    factor = torch.linalg.cholesky(gram)
+    vector = start[:, None]
+    for _ in range(_INVERSE_ITERATIONS):
+        vector = vector - torch.cholesky_solve(rows.T @ (rows @ vector), factor)
+        vector = vector / vector.norm()
+    return vector[:, 0]

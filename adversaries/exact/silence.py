@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -69,7 +69,7 @@ def draw_guided_column(mixture: InputMixture, silence: Tensor, draws: int, rng: 
 def follow_estimates(
     mixture: InputMixture, silence: Tensor, estimates: Tensor, known: Sequence[Tensor]
 ) -> list[Tensor]:
-    """Find columns near estimates of them by least absolute values, for all examples at once.
+    """Find columns near estimates of them by least absolute values.
 
     A column is the q that minimises the sum of |U q| over the units that are estimated silent, of
     which some are not. The known columns make that sum small, too. So at first the part of an
@@ -82,92 +82,61 @@ def follow_estimates(
         estimates: `rank example`, orthogonal to the known columns.
         known: columns that are certain.
     """
-    rows, columns = mixture.directions, list[Tensor]()
     known_basis = estimates[:, :0]
     if known:
         known_basis = torch.linalg.qr(torch.stack(list(known), 1)).Q
-    guesses = (estimates / estimates.norm(dim=0)).T
-    for share in _SILENT_SHARES:
-        # Leave out examples with too few silent units.
-        is_silent = _surest_silent_units(silence, share)
-        has_enough = is_silent.sum(1) >= mixture.rank + 2
-        is_silent, silence, guesses = is_silent[has_enough], silence[has_enough], guesses[has_enough]
-        if not len(guesses):
-            break
-        # Optimise the part of the known columns, then all.
-        known_parts = _minimise_known_part(rows @ known_basis, guesses @ rows.T, is_silent)
-        starts = guesses + known_parts @ known_basis.T
-        results = [mixture.refine_column(c) for c in _minimise_column(rows, starts, is_silent)]
-        columns += [column for column in results if column is not None]
-        # Go on with the examples without a certain column.
-        is_open = torch.tensor([column is None for column in results])
-        silence, guesses = silence[is_open], guesses[is_open]
+    columns = []
+    for example_silence, estimate in zip(silence, (estimates / estimates.norm(dim=0)).T, strict=True):
+        if (column := _follow_estimate(mixture, example_silence, estimate, known_basis)) is not None:
+            columns.append(column)
     return columns
 
 
-def _surest_silent_units(silence: Tensor, share: float) -> Tensor:
-    """Return `example unit`, 1 for the surest `share` of the units that are estimated silent."""
-    count = (share * (silence > 0).sum(1)).long()
-    ranks = silence.argsort(dim=1, descending=True).argsort(dim=1)
-    return (ranks < count[:, None]).double()
+def _follow_estimate(mixture: InputMixture, silence: Tensor, estimate: Tensor, known_basis: Tensor) -> Tensor | None:
+    """Return the column near an estimate, `rank`; None if none is certain."""
+    order = silence.argsort(descending=True)[: int((silence > 0).sum())]
+    for share in _SILENT_SHARES:
+        rows = mixture.directions[order[: int(share * len(order))]]
+        if len(rows) < mixture.rank + 2:
+            break
+        # Optimise the part of the known columns, then all.
+        vector = estimate + known_basis @ _minimise_known_part(rows @ known_basis, rows @ estimate)
+        floor: Tensor | None = None
+        misfit = (rows @ vector).abs()
+        weights = _weigh_inversely(misfit, misfit.median())
+        for _ in range(_REWEIGHTINGS):
+            vector = _null_vector((rows * weights[:, None]).T @ rows)
+            if (column := mixture.refine_column(vector)) is not None:
+                return column
+            misfit = (rows @ vector).abs()
+            floor = _lower_floor(floor, misfit)
+            weights = _weigh_inversely(misfit, floor)
+    return None
 
 
-def _minimise_known_part(rows: Tensor, fixed: Tensor, is_silent: Tensor) -> Tensor:
-    """Return `example known`, the p that minimise |fixed + rows p|, summed over silent units."""
+def _minimise_known_part(rows: Tensor, fixed: Tensor) -> Tensor:
+    """Return `known`, the p that minimises the sum of |fixed + rows p|, by reweighted least squares."""
     ridge = _RIDGE * torch.eye(rows.shape[1], dtype=rows.dtype)
-
-    def solve(weights: Tensor) -> Tensor:
-        gram = _weighted_grams(rows, weights) + ridge
-        solution: Tensor = torch.linalg.solve(gram, (weights * fixed) @ rows)
-        return -solution
-
-    return _reweight(solve, lambda parts: fixed + parts @ rows.T, is_silent, is_silent)
-
-
-def _minimise_column(rows: Tensor, starts: Tensor, is_silent: Tensor) -> Tensor:
-    """Return `example rank`, unit vectors q near `starts` that minimise |rows q|, likewise."""
-
-    def solve(weights: Tensor) -> Tensor:
-        return _null_vector(_weighted_grams(rows, weights))
-
-    misfit = (starts @ rows.T).abs()
-    weights = _inverse_misfit_weights(misfit, is_silent, _median_misfit(misfit, is_silent))
-    return _reweight(solve, lambda vectors: vectors @ rows.T, is_silent, weights)
-
-
-def _weighted_grams(rows: Tensor, weights: Tensor) -> Tensor:
-    """Return `example i j`, the sum of the rows' outer products with themselves by `example unit`."""
-    # One example after another, as the outer products of all units would take units * rank^2 numbers.
-    grams = [(rows * weight[:, None]).T @ rows for weight in weights]
-    return torch.stack(grams)
-
-
-def _reweight(
-    solve: Callable[[Tensor], Tensor],
-    compute_misfit: Callable[[Tensor], Tensor],
-    is_silent: Tensor,
-    weights: Tensor,
-) -> Tensor:
-    """Minimise absolute values by least squares, reweighted with ever smaller floors."""
+    weights = torch.ones_like(fixed)
     floor: Tensor | None = None
     for _ in range(_REWEIGHTINGS):
-        solution = solve(weights)
-        misfit = compute_misfit(solution).abs()
-        floor = _median_misfit(misfit, is_silent) if floor is None else (floor * _FLOOR_FACTOR).clamp_min(_LEAST_FLOOR)
-        weights = _inverse_misfit_weights(misfit, is_silent, floor)
-    return solution
+        weighted_rows = (rows * weights[:, None]).T
+        part = -torch.linalg.solve(weighted_rows @ rows + ridge, weighted_rows @ fixed)
+        misfit = (fixed + rows @ part).abs()
+        floor = _lower_floor(floor, misfit)
+        weights = _weigh_inversely(misfit, floor)
+    return part
 
 
-def _inverse_misfit_weights(misfit: Tensor, is_silent: Tensor, floor: Tensor) -> Tensor:
-    """Return `example unit`, at most 1."""
-    weights = is_silent / (misfit.square() + floor.square()).sqrt()
-    largest: Tensor = weights.amax(1, keepdim=True)
-    return weights / largest
+def _lower_floor(floor: Tensor | None, misfit: Tensor) -> Tensor:
+    """Return an ever smaller misfit that counts as none; at first the median."""
+    return misfit.median() if floor is None else (floor * _FLOOR_FACTOR).clamp_min(_LEAST_FLOOR)
 
 
-def _median_misfit(misfit: Tensor, is_silent: Tensor) -> Tensor:
-    """Return `example 1`, the median over silent units."""
-    return misfit.where(is_silent > 0, torch.nan).nanmedian(1, keepdim=True).values
+def _weigh_inversely(misfit: Tensor, floor: Tensor) -> Tensor:
+    """Return `unit`, the weights at which squares are as absolute values; at most 1."""
+    weights: Tensor = (misfit.square() + floor.square()).rsqrt()
+    return weights / weights.max()
 
 
 def draw_columns(mixture: InputMixture, units: Tensor, draws: int, rng: torch.Generator, most: int) -> list[Tensor]:
