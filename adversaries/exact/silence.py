@@ -121,7 +121,7 @@ def _minimise_known_part(rows: Tensor, fixed: Tensor) -> Tensor:
     floor: Tensor | None = None
     for _ in range(_REWEIGHTINGS):
         weighted_rows = (rows * weights[:, None]).T
-        part = -torch.linalg.solve(weighted_rows @ rows + ridge, weighted_rows @ fixed)
+        part: Tensor = -torch.linalg.solve(weighted_rows @ rows + ridge, weighted_rows @ fixed)
         misfit = (fixed + rows @ part).abs()
         floor = _lower_floor(floor, misfit)
         weights = _weigh_inversely(misfit, floor)
