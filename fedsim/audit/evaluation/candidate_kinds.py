@@ -12,7 +12,11 @@ References:
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -23,45 +27,96 @@ from fedsim.federation.candidates import CandidateRecords
 
 _DEVIATIONS = 3.5
 """Standard deviations beyond chance from which on candidates are doubted: by chance one of 4000 sets is."""
-_MOST_CANDIDATES, _MOST_PRODUCTS = 1000, 1e10
+MOST_CANDIDATES, _MOST_PRODUCTS = 1000, 1e10
 """Most candidates that are compared, and most products of their values."""
 
 
-def doubt_candidates(drawn: CandidateRecords, where: str) -> None:
-    """Raise a doubt where candidates alone tell which of them are members."""
-    area, deviations = measure_blind_ranking(drawn)
-    if deviations > _DEVIATIONS:
-        raise_doubt(
-            "%s: candidates differ in more than membership: who sees no message, and learns of half of them which are "
-            "members, ranks the other half with an AUC of %.2f; so scores may show what kind of records the client "
-            "holds, and not on which it trained; compare with others of the same kind, as 'other-clients' are in the "
-            "partitions iid and dirichlet",
-            *(where, area),
-        )
+@dataclass(frozen=True, eq=False)
+class BlindRanking:
+    """How a classifier that sees no message ranks half of some candidates.
+
+    Attributes:
+        area: AUC; 0.5 where there is nothing to rank.
+        deviation: standard deviation of it by chance; infinite where there is nothing to rank.
+        records: hashes of the candidates.
+    """
+
+    area: float
+    deviation: float
+    records: frozenset[bytes]
 
 
-def measure_blind_ranking(drawn: CandidateRecords) -> tuple[float, float]:
-    """Return the AUC of the classifier, and how many standard deviations beyond chance it is.
+def doubt_candidates(own: BlindRanking, others: Sequence[BlindRanking], where: str) -> None:
+    """Raise a doubt where candidates alone tell which of them are members.
 
-    It is a ridge regression on a Gaussian kernel, fitted to the first half of the candidates, whose
-    order is random. To fit it to the other half, too, would add next to nothing: both ways compare
-    the same pairs.
+    Args:
+        others: of further clients, as the few candidates of one tell little.
+    """
+    for rankings in ([own], [own, *others]):
+        ranked = [ranking for ranking in rankings if math.isfinite(ranking.deviation)]
+        area = sum(ranking.area for ranking in ranked) / max(len(ranked), 1)
+        if len(ranked) * (area - 0.5) > _DEVIATIONS * _deviation_of_sum(ranked) > 0:
+            raise_doubt(
+                "%s: candidates differ in more than membership: who sees no message, and learns of half of them which "
+                "are members, ranks the other half with an AUC of %.2f%s; so scores may show what kind of records the "
+                "client holds, and not on which it trained; compare with others of the same kind, as 'other-clients' "
+                "are in the partitions iid and dirichlet",
+                where,
+                area,
+                f", the mean over {len(ranked)} clients" if len(rankings) > 1 else "",
+            )
+            return
+
+
+def _deviation_of_sum(rankings: Sequence[BlindRanking]) -> float:
+    """Return the standard deviation of the sum of areas by chance.
+
+    Where two clients have a share of candidates in common, both the classifiers and what they rank are alike by it.
+    """
+    variance = 0.0
+    for first, second in itertools.product(rankings, repeat=2):
+        shared = len(first.records & second.records) / min(len(first.records), len(second.records))
+        variance += shared**2 * first.deviation * second.deviation
+    return math.sqrt(variance)
+
+
+def rank_blindly(drawn: CandidateRecords) -> BlindRanking:
+    """Rank candidates by a classifier that sees no message.
+
+    It is a ridge regression on a Gaussian kernel, fitted to one half of the candidates, each of which
+    has as many members as others of each class: otherwise a class with more members in one half has
+    fewer in the other, and what is learnt is wrong there. To fit it to the other half, too, would add
+    next to nothing: both ways compare the same pairs.
     """
     from sklearn.metrics import roc_auc_score  # takes a second
 
     values = _candidate_values(drawn)
-    values = values[: min(_MOST_CANDIDATES, math.isqrt(int(_MOST_PRODUCTS / values.shape[1])))]
-    count, half = len(values), len(values) // 2
-    targets, is_member = drawn.members[:half].double(), drawn.members[half:count]
+    values = values[: min(MOST_CANDIDATES, math.isqrt(int(_MOST_PRODUCTS / values.shape[1])))]
+    first, second = _split_in_halves(drawn, len(values))
+    records = frozenset(hashlib.sha256(row.numpy().tobytes()).digest() for row in drawn.inputs[: len(values)])
+    targets, is_member = drawn.members[first].double(), drawn.members[second]
     members = int(is_member.sum())
     if members in (0, len(is_member)):
-        return 0.5, 0.0
-    distances = torch.cdist(values, values[:half]).square().double()
+        return BlindRanking(0.5, math.inf, records)
+    distances = torch.cdist(values, values[first]).square().double()
     kernel = torch.exp(-distances / distances.median().clamp_min(1e-12))
-    ridge = kernel[:half] + torch.eye(half, dtype=torch.float64)
-    area = float(roc_auc_score(is_member, kernel[half:] @ torch.linalg.solve(ridge, targets - targets.mean())))
+    ridge = kernel[first] + torch.eye(len(first), dtype=torch.float64)
+    area = float(roc_auc_score(is_member, kernel[second] @ torch.linalg.solve(ridge, targets - targets.mean())))
     variance = (len(is_member) + 1) / (12 * members * (len(is_member) - members))  # Mann and Whitney's
-    return area, (area - 0.5) / math.sqrt(variance)
+    return BlindRanking(area, math.sqrt(variance), records)
+
+
+def _split_in_halves(drawn: CandidateRecords, count: int) -> tuple[list[int], list[int]]:
+    """Split the first `count` candidates, of each class pairs of a member and another by turns."""
+    members = drawn.members[:count]
+    classes = drawn.labels[:count] if are_classes(drawn.labels) else torch.zeros(count)
+    halves: tuple[list[int], list[int]] = ([], [])
+    for label in torch.unique(classes):
+        of_class = classes == label
+        of_members, of_others = (of_class & members).nonzero(), (of_class & ~members).nonzero()
+        for pair in zip(of_members.flatten().tolist(), of_others.flatten().tolist(), strict=False):
+            min(halves, key=len).extend(pair)
+    return halves
 
 
 def _candidate_values(drawn: CandidateRecords) -> Tensor:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedsim.audit.evaluation.candidate_kinds import doubt_candidates
+from fedsim.audit.evaluation.candidate_kinds import MOST_CANDIDATES, BlindRanking, doubt_candidates, rank_blindly
 from fedsim.audit.evaluation.case import Case
 from fedsim.audit.evaluation.display import Display, RocCurve
 from fedsim.audit.evaluation.evaluator import (
@@ -157,8 +158,25 @@ class MembershipEvaluator(Evaluator[Membership]):
         """Score a membership inference, see `score_membership`."""
         drawn = self._draw_candidates(finding, about, context.case)
         scores = score_membership(finding.scores, drawn.members)
-        doubt_candidates(drawn, f"{about['attack']}, client {about['victim']}")
+        others = [] if group_members(about) else self._rank_others(finding, about, context)
+        doubt_candidates(rank_blindly(drawn), others, f"{about['attack']}, client {about['victim']}")
         return Judgement(scores=scores, examples=len(finding.scores))
+
+    def _rank_others(
+        self, finding: Membership, about: FindingMetadata, context: EvaluationContext
+    ) -> list[BlindRanking]:
+        """Rank candidates of other clients of a run of our own, as many in all as are compared."""
+        experiment, source = context.case.experiment, str((about.get("knowledge") or {}).get("candidates"))
+        if experiment is None:
+            return []
+        count = len(finding.scores)
+        rankings = context.cached_values.setdefault(f"blind rankings, {source}, {count}", {})
+        for client in range(min(experiment.data.clients, MOST_CANDIDATES // count)):
+            if client not in rankings:
+                rankings[client] = None
+                with suppress(DataError):  # it holds no record that can be paired
+                    rankings[client] = rank_blindly(context.case.draw_candidates((client,), source, count))
+        return [found for client, found in rankings.items() if found and client != int(about["victim"])]
 
     def show(self, finding: Membership, truth: Truth | None, tokens: Sequence[str], metric: str) -> Display:
         """Display the ROC curve."""
