@@ -10,9 +10,10 @@ from adversaries.exact.mixture import InputMixture, approach_null_vector
 
 _LARGEST_REWARD, _STEEPNESS = 0.6, 2.0
 """Reward of units on the boundary at the end of a search; how fast rewards saturate."""
-_QUICK_SEARCH, _LONG_SEARCH = (0.5, 12, 75), (2.0, 50, 150)
-"""Starts for each input that is not found yet, and others, and steps. The long search comes where the quick one leads
-to no column. Of few starts less end at the same column, and each column that is found makes the next search easier."""
+_QUICK_SEARCH, _LONG_SEARCH, _QUICK_SEARCHES = (0.5, 12, 75), (2.0, 50, 150), 4
+"""Starts for each input that is not found yet, and others, and steps; number of quick searches. The long one comes
+where these lead to no column. Of few starts less end at the same column, and each column that is found makes the next
+search easier."""
 _SAME_COSINE = 0.97
 _MAX_FAILURES = 25
 """Number of ends of the search in a row that lead to no column, after which the rest is left out."""
@@ -31,17 +32,32 @@ def add_halfspace_columns(
 
     Args:
         columns: that are certain.
-        effort: multiple of the steps of the search, at least 1.
+        effort: multiple of the steps of a search, at least 1.
     """
+    num_known = len(columns)
+    for _ in range(_QUICK_SEARCHES):
+        count = len(columns)
+        _search_columns(mixture, layer, columns, _QUICK_SEARCH, effort, rng)
+        if len(columns) in (count, mixture.rank):
+            break
+    if len(columns) == num_known:
+        _search_columns(mixture, layer, columns, _LONG_SEARCH, effort, rng)
+
+
+def _search_columns(
+    mixture: InputMixture,
+    layer: FirstLayer,
+    columns: list[Tensor],
+    search: tuple[float, int, int],
+    effort: int,
+    rng: torch.Generator,
+) -> None:
+    starts_per_input, spare_starts, steps = search
     remaining = mixture.remaining_directions(columns)
     weights = _project_weights(mixture, layer, remaining)
-    num_known = len(columns)
-    for starts_per_input, spare_starts, steps in (_QUICK_SEARCH, _LONG_SEARCH):
-        starts = int(starts_per_input * remaining.shape[1]) + spare_starts
-        guesses, silence = _search(mixture, weights, starts, effort * steps, rng)
-        _add_sparsest_columns(mixture, guesses, silence, columns)
-        if len(columns) > num_known:
-            break
+    starts = int(starts_per_input * remaining.shape[1]) + spare_starts
+    guesses, silence = _search(mixture, weights, starts, effort * steps, rng)
+    _add_sparsest_columns(mixture, guesses, silence, columns)
 
 
 def _add_sparsest_columns(mixture: InputMixture, guesses: Tensor, silence: Tensor, columns: list[Tensor]) -> None:
