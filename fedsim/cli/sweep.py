@@ -49,10 +49,16 @@ def sweep(
     from fedsim.sweeps.grid import build_grid
 
     changes = [parse_override(override) for override in overrides or []]
+    # What is advised next repeats the settings, so that cells that are done are not run again.
+    words = ["fedsim", "sweep", str(file)]
+    for override in overrides or []:
+        words += ["--set", override]
+    for option, path in (("--app", app), ("--out", out), ("--cells", cells)):
+        words += [option, str(path)] if path else []
     if app is not None:
         if cells is not None:
             raise ConfigError("--cells: the cells of an app are stored next to the tables; leave it out, or set --out")
-        _sweep_app(file, app, changes, out, dry_run=dry_run, quiet=quiet, verbose=verbose, trust=trust)
+        _sweep_app(file, app, changes, out, words, dry_run=dry_run, quiet=quiet, verbose=verbose, trust=trust)
         return
     sweep_file = read_sweep(file, changes)
     build_grid(sweep_file)
@@ -77,7 +83,6 @@ def sweep(
         _show_plan(plan, sweep_file.sweep.workers or count_cores())
         return
     _show_left_out(board.plan)
-    words = ["fedsim", "sweep", str(file), *(["--out", str(out)] if out else [])]
     _show_results(folder, words, quiet=quiet)
     finish(board.failure_summaries)
 
@@ -87,6 +92,7 @@ def _sweep_app(
     app: Path,
     changes: Sequence[tuple[str, Any]],
     out: Path | None,
+    words: Sequence[str],
     *,
     dry_run: bool,
     quiet: bool,
@@ -109,7 +115,6 @@ def _sweep_app(
         return
     with show_work(quiet, verbose):
         failures = run_app_sweep(sweep_file, flower_app, folder, trust=trust)
-    words = ["fedsim", "sweep", str(file), "--app", str(app), *(["--out", str(out)] if out else [])]
     _show_results(folder, words, quiet=quiet)
     finish(failures)
 
