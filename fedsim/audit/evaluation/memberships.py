@@ -166,10 +166,10 @@ class MembershipEvaluator(Evaluator[Membership]):
         self, finding: Membership, about: FindingMetadata, context: EvaluationContext
     ) -> list[BlindRanking]:
         """Rank candidates of other clients of a run of our own, as many in all as are compared."""
-        experiment, source = context.case.experiment, str((about.get("knowledge") or {}).get("candidates"))
-        if experiment is None:
+        if context.case.is_described_by_file:
             return []
-        count = len(finding.scores)
+        experiment = context.case.require_experiment()
+        source, count = str((about.get("knowledge") or {}).get("candidates")), len(finding.scores)
         rankings = context.cached_values.setdefault(f"blind rankings, {source}, {count}", {})
         for client in range(min(experiment.data.clients, MOST_CANDIDATES // count)):
             if client not in rankings:
