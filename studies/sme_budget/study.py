@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from adversaries.inversion.inverting_gradients import InvertingGradients
+from adversaries.inversion.surrogate_curve import NonLinearSurrogate
 from adversaries.inversion.surrogate_model import SurrogateModelExtension
 from fedsim.base.randomness import generator
 from fedsim.federation.config import Config
@@ -29,6 +30,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "ResNet8": {"name": "resnet8"},
     "ViT": {"name": "vit-april"},
 }
+METHODS = {"SME": SurrogateModelExtension, "NL-SME": NonLinearSurrogate, "IG": InvertingGradients}
 WEIGHTS_OF_END = torch.linspace(0, 1, 11)
 """Places on the line from w_0 to w_T, as the weight of w_T."""
 FORMS = {"psnr": ".1f", "l_sim": ".4f", "weight": ".2f"}
@@ -98,8 +100,7 @@ def measure(network: str, epochs: int, clients: str, method: str, iterations: in
     for change in changes.split():
         name, _, value = change.partition("=")
         settings[name] = float(value)
-    kind = SurrogateModelExtension if method == "SME" else InvertingGradients
-    found = invert_update(kind(**settings), update, knowledge, generator(1, "sme_budget", client))
+    found = invert_update(METHODS[method](**settings), update, knowledge, generator(1, "sme_budget", client))
     last = {name: values[-1].item() for name, values in found.trace.items()}
     weight = 1 - last["alpha"] if "alpha" in last else 0.0
     psnr = pair_psnr(found.data, images)
@@ -124,10 +125,11 @@ def line_table(rows: Rows) -> str:
 
 
 def attack_table(rows: Rows) -> str:
-    """Format what SME gets, and IG on the same clients after as many iterations, means over clients."""
+    """Format what SME and NL-SME get, and IG on the same clients after as many iterations, means over clients."""
     lines = []
-    groups = group_rows(select_rows(rows, method="SME"), "network", "epochs", "clients", "iterations", "changes")
-    for (network, epochs, clients, iterations, changes), group in groups.items():
+    attacked = [row for row in rows if row["method"] in ("SME", "NL-SME")]
+    groups = group_rows(attacked, "network", "epochs", "clients", "method", "iterations", "changes")
+    for (network, epochs, clients, method, iterations, changes), group in groups.items():
         known = {row["client"] for row in group}
         reference = select_rows(
             rows, method="IG", network=network, epochs=epochs, clients=clients, iterations=iterations
@@ -140,16 +142,17 @@ def attack_table(rows: Rows) -> str:
             cells = [f"{ig_psnr:.1f}", f"{ig_loss:.4f}", *cells, f"{gain:+.1f}"]
         else:
             cells = ["", "", *cells, ""]
-        lines.append([network, epochs, clients, f"{iterations} {changes}".strip(), str(len(group)), *cells])
+        lines.append([network, epochs, clients, method, f"{iterations} {changes}".strip(), str(len(group)), *cells])
     head = [
         "network",
         "E",
         "labels",
+        "attack",
         "iterations",
         "clients",
         "IG, dB",
         "L_sim",
-        "SME, dB",
+        "PSNR, dB",
         "L_sim",
         "weight of w_T",
         "gain",
