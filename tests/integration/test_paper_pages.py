@@ -44,11 +44,11 @@ def test_a_changed_figure_changes_the_page(pages: ModuleType) -> None:
     page, before = pages.Page("sme"), pages.Page("sme").text()
     first, *rest = page.results.kept
     row = next(iter(first.rows))
-    better = first.model_copy(update={"rows": {**first.rows, row: {**first.rows[row], "gain": "+9.9 ± 0.2"}}})
+    better = first.model_copy(update={"rows": {**first.rows, row: {**first.rows[row], "gain": "+99.9 ± 0.2"}}})
     page.results = KeptFile(paper="sme", kept=[better, *rest], details=page.results.details)
     after = page.text()
-    assert "+9.9 ± 0.2; +7.4, *above*" in after
-    assert "+9.9" not in before
+    assert "+99.9 ± 0.2; +97.4, *above*" in after
+    assert "+99.9" not in before
 
 
 def test_a_reason_that_was_written_by_hand_outlasts_new_figures(tmp_path: Path) -> None:
