@@ -106,11 +106,11 @@ def _follow_estimate(mixture: InputMixture, silence: Tensor, estimate: Tensor, k
         weights = _weigh_inversely(misfit, misfit.median())
         for _ in range(_REWEIGHTINGS):
             vector = _null_vector((rows * weights[:, None]).T @ rows)
-            if (column := mixture.refine_column(vector)) is not None:
-                return column
             misfit = (rows @ vector).abs()
             floor = _lower_floor(floor, misfit)
             weights = _weigh_inversely(misfit, floor)
+        if (column := mixture.refine_column(vector)) is not None:
+            return column
     return None
 
 
