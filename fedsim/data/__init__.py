@@ -116,6 +116,7 @@ class Dataset:
         num_labels: number of labels, of which an example may have any (multi-label); 0 where it has none.
         num_targets: how many numbers a regression predicts.
         mask_classes: number of classes of pixels, of which a mask names one for each; 0 where there are no masks.
+        remarks: what was not read as the files hold it, one sentence each, of which every reading warns.
     """
 
     name: str
@@ -135,6 +136,7 @@ class Dataset:
     num_labels: int = 0
     num_targets: int = 1
     mask_classes: int = 0
+    remarks: tuple[str, ...] = ()
 
     @cached_property
     def task(self) -> Task:

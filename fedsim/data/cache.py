@@ -15,8 +15,7 @@ import hashlib
 import json
 import logging
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,7 +33,7 @@ from fedsim.data import Column, Dataset, DatasetPlugin, Examples
 
 log = logging.getLogger(__name__)
 
-_CACHE_VERSION = 8
+_CACHE_VERSION = 9
 """Raise it when a parser makes something else of the same file."""
 
 _verified_files: set[tuple[int, int, int]] = set()
@@ -73,7 +72,7 @@ def find_source_files(plugin: DatasetPlugin, folder: Path | None) -> list[Path]:
 def load_cached(plugin: Any, sources: Iterable[Path], parse: Callable[[], Dataset]) -> Dataset:
     """Load a data set from the cache, or parse it and add it to the cache.
 
-    What is warned of while it is parsed is kept with it, and warned of each time.
+    Its remarks are warned of each time.
     Several processes may do this at once: each parses, and complete files replace each other.
 
     Args:
@@ -83,46 +82,35 @@ def load_cached(plugin: Any, sources: Iterable[Path], parse: Callable[[], Datase
     if _listing_sources.get():
         raise _SourcesFound(list(sources))
     path = cache_folder() / "datasets" / f"{_cache_key(plugin, sources)}.safetensors"
+    dataset = _read_or_parse(path, sources, parse)
+    for remark in dataset.remarks:
+        log.warning("data: %s", remark)
+    return dataset
+
+
+def _read_or_parse(path: Path, sources: Iterable[Path], parse: Callable[[], Dataset]) -> Dataset:
     if path.is_file():
         try:
-            dataset, remarks = _read_dataset(path)
-            for remark in remarks:
-                log.warning("%s", remark)
-            return dataset
+            return _read_dataset(path)
         except (*_FILE_ERRORS, KeyError, TypeError, ValueError) as error:
             log.warning("%s: is not readable (%s); parsing the data anew", path, error)
-    with _collect_warnings() as remarks:
-        dataset = parse()
+    dataset = parse()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # The folder's name belongs to this process alone.
         with TemporaryDirectory(dir=path.parent, prefix=".") as private_folder:
             temporary = Path(private_folder) / path.name
             with replace_atomically(temporary) as unfinished:
-                _write_dataset(dataset, remarks, unfinished)
+                _write_dataset(dataset, unfinished)
             if not _may_everybody_read(sources):
                 temporary.chmod(0o600)
             # Mapped before others may remove it; later readers share the same pages.
-            mapped, _ = _read_dataset(temporary)
+            mapped = _read_dataset(temporary)
             temporary.replace(path)
     except _FILE_ERRORS as error:
         log.warning("%s: the parsed data are not kept (%s); set FEDSIM_CACHE to a folder with room", path, error)
         return dataset
     return mapped
-
-
-@contextmanager
-def _collect_warnings() -> Iterator[list[str]]:
-    """Yield the list that gets what readers of data warn of in the block."""
-    remarks: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: remarks.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("fedsim.data")
-    logger.addHandler(handler)
-    try:
-        yield remarks
-    finally:
-        logger.removeHandler(handler)
 
 
 def _may_everybody_read(sources: Iterable[Path]) -> bool:
@@ -145,10 +133,10 @@ def _cache_key(plugin: Any, sources: Iterable[Path]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _write_dataset(dataset: Dataset, remarks: Sequence[str], path: Path) -> None:
-    """Write tensors as such, and remarks and all other fields as JSON in the file's metadata."""
+def _write_dataset(dataset: Dataset, path: Path) -> None:
+    """Write tensors as such, and all other fields as JSON in the file's metadata."""
     tensors: dict[str, Tensor] = {}
-    fields: dict[str, Any] = {"remarks": remarks}
+    fields: dict[str, Any] = {}
     for field in dataclasses.fields(dataset):
         value = getattr(dataset, field.name)
         if isinstance(value, Examples):
@@ -176,8 +164,7 @@ def _compute_digest(text: str, tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _read_dataset(path: Path) -> tuple[Dataset, list[str]]:
-    """Return a data set and what was warned of when it was parsed."""
+def _read_dataset(path: Path) -> Dataset:
     with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         text, digest = file.metadata()["fedsim"], file.metadata()["sha256"]
@@ -191,7 +178,6 @@ def _read_dataset(path: Path) -> tuple[Dataset, list[str]]:
 
     # Put tensors and JSON together; JSON has lists where the fields are tuples.
     fields: dict[str, Any] = json.loads(text)
-    remarks: list[str] = fields.pop("remarks")
     for name, tensor in tensors.items():
         part, _, item = name.partition("/")
         fields[part][item] = tensor
@@ -204,4 +190,4 @@ def _read_dataset(path: Path) -> tuple[Dataset, list[str]]:
     for name, value in fields.items():
         if isinstance(value, list):
             fields[name] = tuple(value)
-    return Dataset(**fields), remarks
+    return Dataset(**fields)

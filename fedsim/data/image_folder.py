@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import warnings
 from collections.abc import Sequence
@@ -24,8 +23,6 @@ from fedsim.data.cache import load_cached
 from fedsim.data.checks import memory_complaint
 from fedsim.data.files import correct_path, describe_error, require_folder_of, verify_checksum
 from fedsim.data.holdout import choose_distinct
-
-log = logging.getLogger(__name__)
 
 _SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
 
@@ -85,8 +82,6 @@ class ImageFolder(CheckedSettings):
         for part in parts:
             images.append(self._read_images([verify_checksum(path, folder) for path, _ in part], remarks))
             labels.append(torch.tensor([label for _, label in part]))
-        for remark in sorted(remarks):
-            log.warning("data: %s", remark)
         if max(int(part.max()) for part in images) < _DARKEST:
             raise DataError(
                 f"{home}: no image is brighter than an eighth of its range; scale images of 12 bits, or whose pixels "
@@ -112,6 +107,7 @@ class ImageFolder(CheckedSettings):
             source=f"images in {home.name}",
             licence="whatever the owners of the images say",
             class_names=tuple(names),
+            remarks=tuple(sorted(remarks)),
         )
 
     def _check_memory(self, home: Path, images: int) -> None:
