@@ -136,9 +136,9 @@ def describe_lost_protection(strategy: Any, count: int) -> str:
             f"strategy.num_malicious_nodes: {name} withstands at most {most} malicious clients among {count}, not "
             f"{malicious}; let more clients train (strategy.fraction_train), or lower it"
         )
-    if (selected := getattr(strategy, "num_nodes_to_select", 1)) > count:
+    if (selected := getattr(strategy, "num_nodes_to_select", 0)) >= count:
         return (
-            f"strategy.num_nodes_to_select: {selected} of {count} clients are all of them, so that nobody is left out; "
+            f"strategy.num_nodes_to_select: {selected} are selected among {count} clients, so that nobody is left out; "
             "let more clients train (strategy.fraction_train), or lower it"
         )
     return ""

@@ -11,12 +11,12 @@ from typing import Any
 from fedsim.base.errors import FedsimError
 from fedsim.federation.config import Config
 from fedsim.federation.federation_tables import TrainingTable
-from fedsim.interfaces.metric import find_metric
+from fedsim.interfaces.metric import describe_metric, find_metric
 from fedsim.plugins import registry
 from fedsim.report.adaptive import HOLDS, NOT_CONCLUDED
 from fedsim.report.headline import most_victims, reported_readings
 from fedsim.report.learning import NoLearning
-from fedsim.report.summary import enumerate_words
+from fedsim.report.summary import Summary, enumerate_words
 from fedsim.report.sweep_answer import SweepAnswer
 from fedsim.report.verdicts import BEYOND, LEAKS, MIN_VICTIMS, NOT_BEYOND, UNDECIDED, ScoreReading
 
@@ -198,7 +198,7 @@ def _steps_to_defense(run: AuditedRun) -> list[NextStep]:
 def _steps_to_conclusion(run: AuditedRun) -> list[NextStep]:
     """Return what to do where nothing is concluded."""
     reported = itertools.chain.from_iterable(reported_readings(run.readings).values())
-    if all(reading.summary.num_in_doubt for reading in reported):  # further victims would be in doubt as well
+    if all(_is_in_doubt(reading.summary) for reading in reported if not reading.baseline):
         return [NextStep(aim="Do what the doubts in scores.csv ask for, then", command=run.attack_command)]
     most = most_victims(run.readings)
     steps = []
@@ -223,6 +223,12 @@ def _steps_to_conclusion(run: AuditedRun) -> list[NextStep]:
         aim = "Record more clients, or give the attacks more iterations in the file, then"
         steps.append(NextStep(aim=aim, command=run.attack_command))
     return steps
+
+
+def _is_in_doubt(summary: Summary) -> bool:
+    """Return whether further victims conclude nothing, as all scores are in doubt, or the candidates of any victim."""
+    is_of_candidates = describe_metric(summary.metric).evidence == "candidates"
+    return summary.num_in_doubt >= (1 if is_of_candidates else summary.count)
 
 
 def _steps_to_trust(run: AuditedRun) -> list[NextStep]:

@@ -173,12 +173,20 @@ def test_a_trimmed_mean_that_trims_nobody_is_told_of(
     assert trims or "raise it to 0.25" in caplog.text
 
 
+def test_krum_that_selects_all_clients_is_told_of_before_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    for selected, is_told in ((3, False), (4, True)):
+        strategy = {"name": "multikrum", "num_nodes_to_select": selected}
+        Experiment(resolve(make_tiny_config(strategy=strategy, federation={"clients": 4}))).check()
+        assert ("4 are selected among 4 clients, so that nobody is left out" in caplog.text) == is_told
+
+
 @pytest.mark.parametrize(
     ("strategy", "told"),
     [
         ({"name": "krum", "num_malicious_nodes": 1}, "withstands at most 0 malicious clients among 4, not 1"),
         ({"name": "bulyan", "num_malicious_nodes": 0}, ""),
-        ({"name": "multikrum", "num_nodes_to_select": 5}, "num_nodes_to_select: 5 of 4 clients are all of them"),
+        ({"name": "multikrum", "num_nodes_to_select": 4}, "num_nodes_to_select: 4 are selected among 4 clients"),
+        ({"name": "multikrum", "num_nodes_to_select": 3}, ""),
         ({"name": "fedtrimmedavg", "beta": 0.2}, "0.2 of the 4 clients of a round is less than one client"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -39,15 +40,13 @@ def list_commands(psnr: Sequence[float], tables: dict[str, Any] | None = None, *
     """Return the commands after an audit of a run in `runs/a`; `tables` is None for a recording."""
     config = None if tables is None else validate_tables(Config, tables, "x")
     situation: dict[str, Any] = {
+        "readings": make_readings(psnr),
         "num_recorded": 6,
         "has_failures": False,
         "no_learning": NoLearning(),
         "folder": "runs/a",
     }
-    return [
-        step.command
-        for step in suggest_after_audit(AuditedRun(readings=make_readings(psnr), config=config, **situation | keys))
-    ]
+    return [step.command for step in suggest_after_audit(AuditedRun(config=config, **situation | keys))]
 
 
 def test_after_a_leak_comes_a_defense_and_a_comparison() -> None:
@@ -79,8 +78,11 @@ def test_where_all_scores_are_in_doubt_no_further_victims_are_advised() -> None:
         score = Score.against_guesses("membership_auc", 0.9, {"chance": 0.5})
         rows.append(row_of(score, victim, 100) | {"doubt": "candidates differ in more than membership; draw others"})
         rows.append(row_of(Score.from_reason("tpr_at_1_in_100", "too few candidates"), victim, 100))
+    readings = score_readings(rows, {})
+    # A baseline, as of the broadcast model, is another attack, whose scores are sure.
+    sure = replace(readings[0].summary, attack="broadcast", num_in_doubt=0)
     run = AuditedRun(
-        readings=score_readings(rows, {}),
+        readings=[*readings, replace(readings[0], summary=sure, baseline=True)],
         config=validate_tables(Config, {}, "x"),
         num_recorded=9,
         has_failures=False,
@@ -89,6 +91,16 @@ def test_where_all_scores_are_in_doubt_no_further_victims_are_advised() -> None:
     )
     [step] = suggest_after_audit(run)
     assert (step.aim, step.command) == ("Do what the doubts in scores.csv ask for, then", "fedsim attack runs/a")
+
+
+@pytest.mark.parametrize(("num_in_doubt", "is_tuned"), [(1, True), (6, False)])
+def test_one_victim_in_doubt_among_others_stops_no_advice(num_in_doubt: int, is_tuned: bool) -> None:
+    rows = []
+    for victim, value in enumerate(MIXED):
+        doubt = {"doubt": "values seem to be in another unit"} if victim < num_in_doubt else {}
+        rows.append(row_of(Score.against_guesses("psnr", value, {"noise": 10.0}), victim, 4) | doubt)
+    commands = list_commands((), MATCHED, readings=score_readings(rows, {}))
+    assert (commands == ["fedsim tune runs/a"]) == is_tuned
 
 
 def test_where_all_few_clients_were_attacked_more_are_recorded() -> None:
