@@ -48,7 +48,8 @@ def measure_sets(
     """
     if truth.has_tokens:
         return [_measure_texts(claimed, truth, weights) for claimed in claimed_sets]
-    bytes_of_set = max(truth.data.nbytes, *(claimed.nbytes for claimed in claimed_sets), 1)
+    bytes_of_costs = 8 * len(truth.data) * max(map(len, claimed_sets), default=0)  # of pairs, in double precision
+    bytes_of_set = max(truth.data.nbytes, *(claimed.nbytes for claimed in claimed_sets), bytes_of_costs, 1)
     sets_at_once = max(1, BATCH_BYTES // bytes_of_set)
     values: list[MetricValues] = []
     for start in range(0, len(claimed_sets), sets_at_once):

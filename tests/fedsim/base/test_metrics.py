@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+import scipy.optimize
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -131,3 +132,18 @@ def test_exact_copies_are_paired_like_all_others() -> None:
     claimed = torch.stack([(true[2] + 0.05).clamp(0, 1), true[0], true[1]])
     assert torch.equal(metrics.pair_examples(claimed, true), claimed[[1, 2, 0]])
     assert torch.equal(metrics.pair_examples(true.clone(), true), true)
+
+
+def test_how_well_a_claim_fits_all_examples_takes_no_time_in_the_assignment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claims that fit all examples about alike, as noise does, otherwise compete for them, and 6000 take minutes."""
+    solved, solve = [], scipy.optimize.linear_sum_assignment
+    monkeypatch.setattr(scipy.optimize, "linear_sum_assignment", lambda cost: solved.append(cost) or solve(cost))
+    cost, of_claim = draw_uniform(6, 6).double(), torch.arange(6) * 10.0
+    assignments = [metrics.assign_by_costs(values, lambda: torch.zeros(6, 1)) for values in (cost, cost + of_claim)]
+    assert torch.equal(*assignments)
+    assert solved[0] == pytest.approx(solved[1])
+
+
+def test_of_more_claims_than_examples_those_that_fit_worst_are_left_over() -> None:
+    cost = torch.tensor([[9.0, 2.0, 1.0], [9.5, 1.0, 3.0]], dtype=torch.float64)
+    assert metrics.assign_by_costs(cost, lambda: torch.zeros(2, 1)).tolist() == [2, 1]
