@@ -3,20 +3,81 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from fedsim.base.errors import ConfigError
+from fedsim.base.task import Goal, are_classes
 from fedsim.federation.overlap import hash_records
-from fedsim.interfaces.knowledge import KnownCandidates, Records
+from fedsim.interfaces.knowledge import KnownCandidates, KnownRows, PartialRecords, Records
+from fedsim.recording.payloads import WORKING_TYPE
 
 log = logging.getLogger(__name__)
 
 _AUXILIARY = ("auxiliary", "property_records")
 """Facts with records that no client trains on."""
+_ROUNDING = 1e-3
+"""Of the range of values, by which a record in units of the model may be beyond it."""
+_Table = TypeVar("_Table", bound=Records)
+
+
+def check_records(facts: Mapping[str, Any], goal: Goal) -> dict[str, Any]:
+    """Return `facts` with records in the types that a model is fed with.
+
+    Args:
+        goal: what the model predicts of an example.
+
+    Raises:
+        ConfigError: records are of another shape than the model's inputs, or hold NaN, values outside `value_range` or
+            labels that are none of the classes; or inputs and labels are not as many.
+    """
+    return {
+        name: _check_table(name, table, facts, goal) if isinstance(table, Records) else table
+        for name, table in facts.items()
+    }
+
+
+def _check_table(name: str, table: _Table, facts: Mapping[str, Any], goal: Goal) -> _Table:
+    _check_lengths(name, table)
+    inputs, labels = table.inputs, table.labels
+    shape, bounds, classes = (facts.get(fact) for fact in ("input_shape", "value_range", "num_classes"))
+    if bounds is not None or inputs.is_floating_point():  # others are tokens
+        inputs = inputs.to(WORKING_TYPE)
+    if not (inputs.isfinite().all() and labels.isfinite().all()):
+        raise ConfigError(f"attack: {name}: a record holds NaN or infinite values; correct it, or leave it out")
+    # Known rows and partial records lack a part of each example.
+    if not isinstance(table, KnownRows | PartialRecords):
+        if shape is not None and inputs.shape[1:] != shape:
+            raise ConfigError(
+                f"attack: {name}: its records are of shape {tuple(inputs.shape[1:])}, and input_shape is "
+                f"{tuple(shape)}; hand over records of the same shape"
+            )
+        if bounds is not None and _leaves_range(inputs, bounds):
+            raise ConfigError(
+                f"attack: {name}: its values are from {inputs.min():g} to {inputs.max():g}, outside value_range; hand "
+                "over records in the units in which the client feeds its model"
+            )
+    if goal == "classes" and classes is not None:
+        if not are_classes(labels) or labels.min() < 0 or labels.max() >= classes:
+            raise ConfigError(
+                f"attack: {name}: its labels, {labels.dtype} from {labels.min():g} to {labels.max():g}, are not one of "
+                f"the classes 0 to {classes - 1} for each record; number the classes as the client does"
+            )
+        labels = labels.long()
+    return replace(table, inputs=inputs, labels=labels)
+
+
+def _leaves_range(inputs: Tensor, bounds: Sequence[Sequence[float]]) -> bool:
+    """Return whether a value is outside the range of its channel by more than rounding."""
+    if len(bounds[0]) not in (1, inputs.shape[1]):
+        return False
+    low, high = (torch.tensor(end).reshape(-1, *[1] * (inputs.ndim - 2)).to(inputs) for end in bounds)
+    slack = _ROUNDING * (high - low)
+    return bool((inputs < low - slack).any() or (inputs > high + slack).any())
 
 
 def drop_overlap(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -25,8 +86,6 @@ def drop_overlap(facts: Mapping[str, Any]) -> dict[str, Any]:
     The client's records are `records` and the members among `known_candidates`.
     """
     tables = {name: table for name, table in facts.items() if isinstance(table, Records)}
-    for name, table in tables.items():
-        _check_lengths(name, table)
     _check_distinct({name: tables[name] for name in ("candidates", "known_candidates") if name in tables})
     # Hashes of the records that the client is known to train on.
     client_hashes = set(_hashes(tables["records"])) if "records" in tables else set[bytes]()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedsim.api.granted_records import drop_overlap
+from fedsim.api.granted_records import check_records, drop_overlap
 from fedsim.base.errors import AttackCrash, ConfigError, FedsimError, did_you_mean, error_reason, first_line, one_line
 from fedsim.base.files import temporary_folder
 from fedsim.base.loss_term import add_model_term, describe_undeclared_term
@@ -90,7 +90,7 @@ def attack(
         AttackError: the attack failed.
     """
     # Check what the caller gives.
-    facts = drop_overlap(_check_knowledge(knowledge))
+    facts = _check_knowledge(knowledge)
     if (
         not isinstance(num_examples := to_plain_value(num_examples), int)
         or isinstance(num_examples, bool)
@@ -106,11 +106,12 @@ def attack(
     goal = goal_of(loss)
     classes = {} if goal == "masks" else _infer_classes(network, facts, texts=built.subject == "texts")
     facts |= classes if goal == "classes" else {}
+    facts["value_range"] = value_bounds(value_range, "attack")
+    facts = drop_overlap(check_records(facts, goal))
     # What the adversary knows, and what the server saw.
     granted = Knowledge(
         model=lambda: deepcopy(network),
         loss=add_model_term(loss, network),
-        value_range=value_bounds(value_range, "attack"),
         **facts,
     )
     update = Update(

@@ -83,6 +83,7 @@ def fit_components(problem: InversionProblem, count: int, shape: tuple[int, ...]
     key = ("components", hash_records(records), count, like.device, like.dtype)
 
     def fit() -> ComponentFit:
+        _check_variety(records, problem.where)
         flat = records.inputs.flatten(1).float().cpu()
         mean = flat.mean(0)
         total = _principal_components(flat - mean, count)
@@ -122,13 +123,13 @@ def fit_patches(problem: InversionProblem, size: int, components: int, shape: tu
         scaling = problem.scaling
         images = ((records.inputs.to(like) - scaling.centre) / scaling.scale).cpu()
         rows = image_patches(images, side, stride=max(1, side // 2)).flatten(0, 1)
-        if len(rows) < 2 * components:
-            raise AttackError(
-                f"{problem.where}: a mixture of {components} components is fitted to {2 * components} patches at "
-                f"least, and the auxiliary records have {len(rows)}; grant more records, or set fewer components"
-            )
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:_NUM_PATCHES]
         rows = rows[order].double()
+        if (count := len(torch.unique(rows, dim=0))) < 2 * components:
+            raise AttackError(
+                f"{problem.where}: a mixture of {components} components is fitted to {2 * components} different "
+                f"patches at least, and the auxiliary records have {count}; grant more records, or set fewer components"
+            )
         least = _LEAST_VARIANCE * rows.var().item()
         mixture = GaussianMixture(components, reg_covar=least, random_state=0, max_iter=30).fit(rows.numpy())
         return PatchFit(
@@ -148,7 +149,12 @@ def fit_denoiser(problem: InversionProblem, shape: tuple[int, ...]) -> Denoiser:
     like, scaling = problem.before[0], problem.scaling
     ends = tuple(scaling.low.flatten().tolist() + scaling.high.flatten().tolist())
     key = ("denoiser", hash_records(records), ends, like.device)
-    return remember_fit(key, lambda: load_denoiser(records, hash_records(records), scaling, like.device))
+
+    def fit() -> Denoiser:
+        _check_variety(records, problem.where)
+        return load_denoiser(records, hash_records(records), scaling, like.device)
+
+    return remember_fit(key, fit)
 
 
 def _check_images(problem: InversionProblem, shape: tuple[int, ...], prior: str) -> None:
@@ -186,6 +192,19 @@ def check_public_records(records: Records | None, shape: Sequence[int] | None, w
     if len(records.inputs) < 2:
         raise AttackError(f"{where}: a prior is fitted to two auxiliary records at least; raise adversary.auxiliary")
     return records
+
+
+def _check_variety(records: Records, where: str) -> None:
+    """Raise AttackError where a prior would claim the one record of a class, and be certain of it."""
+    classes = records.labels if are_classes(records.labels) else torch.zeros(len(records.inputs))
+    for label in torch.unique(classes):
+        members = records.inputs[classes == label]
+        if bool((members != members[0]).any()):
+            return
+    raise AttackError(
+        f"{where}: no two auxiliary records of a class differ, so that a prior would be certain of each class's "
+        "examples; grant more records, or others"
+    )
 
 
 def hash_records(records: Records) -> str:

@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from fedsim.audit.evaluation.case import MAX_NAMES, Case, UnknownTruthError, least_of_victims
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.errors import ConfigError, DataError, join_first
+from fedsim.base.randomness import generator
 from fedsim.data import Examples
 from fedsim.federation.adversary_tables import AdversaryTable, is_stated
 from fedsim.federation.candidates import CandidateRecords, draw_foreign_candidates
@@ -194,15 +195,14 @@ class ForeignRecording(Case):
         public, value_range = self._public_file, adversary.knowledge.value_range
         if public is None or not adversary.knowledge.auxiliary:
             return {}
-        if not isinstance(value_range, list):
-            raise ConfigError(
-                "adversary.knowledge.auxiliary: the public file is in [0, 1], and without value_range it cannot be "
-                "converted to inputs of the model; give value_range"
-            )
         public = drop_held_examples(public, self._truths_of_clients)
-        chosen = slice(0, adversary.auxiliary)
-        inputs = _to_model_units(public.data[chosen], value_range)
-        return {"auxiliary": Records(inputs=inputs, labels=public.labels[chosen])}
+        order = torch.arange(len(public.data))
+        if len(order) > adversary.auxiliary:  # a file may be in the order of its classes
+            order = torch.randperm(len(order), generator=generator("auxiliary"))[: adversary.auxiliary]
+        value_range = value_range if isinstance(value_range, list) else None
+        return {
+            "auxiliary": _records_in_model_units(public.data[order], public.labels[order], value_range, "auxiliary")
+        }
 
     def check_truth_source(self, fact: str) -> None:
         """Raise ConfigError where there is no truth file to take a private fact from."""

@@ -99,12 +99,16 @@ class Truth:
             raise DataError(f"truth: {path} is not a safetensors file with 'data' and 'labels' ({error})") from error
         if labels.is_floating_point() and not labels.isfinite().all():
             raise DataError(f"truth: {path}: a label is NaN or infinite; correct it, or leave its example out")
-        negative = not labels.is_floating_point() and bool((labels < 0).any())
+        if not labels.is_floating_point() and bool((labels < 0).any()):
+            raise DataError(
+                f"truth: {path}: a label is {int(labels.min())}, and classes are counted from 0; number them so, or "
+                "leave such examples out"
+            )
         modality = _read_modality(path) or infer_modality(data.shape[1:])
         has_targets = labels.ndim == 2 and labels.is_floating_point() and len(labels) == len(data)
         has_masks = data.ndim == 4 and not labels.is_floating_point() and labels.shape == (len(data), *data.shape[2:])
         has_labels = labels.shape == data.shape[:1] or has_targets or has_masks
-        if not modality or not len(data) or not has_labels or negative:
+        if not modality or not len(data) or not has_labels:
             raise DataError(
                 f"truth: {path}: expected data of shape (example, channel, height, width), (example, feature) or "
                 "(example, channel, time), or of a modality given to write_truth, and an integer, a real number, a "
@@ -174,6 +178,8 @@ def write_truth(
     by_key = ((str(client), load(client)) for client in clients)
     for client, loaded in chain(by_key, [] if public is None else [(PUBLIC_KEY, public)]):
         inputs, labels = _join_examples(loaded, f"client {client}")
+        if not inputs.isfinite().all():
+            raise DataError(f"client {client}: an input is NaN or infinite; correct it, or leave its example out")
         axes = (-1, *[1] * (inputs.ndim - 2))
         low, high = (torch.tensor(end).reshape(axes) for end in value_range)
         data = (inputs.float() - low) / (high - low)

@@ -191,6 +191,20 @@ def test_records_of_another_shape_are_refused(prior: Any) -> None:
         attack(replace(IG, prior=prior), knowledge(0, auxiliary=others))
 
 
+@pytest.mark.parametrize("prior", ["pca", "denoiser"])
+def test_records_that_do_not_differ_are_refused(prior: Any) -> None:
+    """Their prior would be certain of what it claims, and expect no error."""
+    same = Records(inputs=public().inputs[:1].repeat(20, 1, 1, 1), labels=torch.arange(20) % 10)
+    with pytest.raises(AttackError, match=r"no two auxiliary records of a class differ, so that .*; grant more"):
+        attack(replace(IG, prior=prior), knowledge(0, auxiliary=same))
+
+
+def test_a_mixture_is_not_fitted_to_one_patch_over_and_over() -> None:
+    same = Records(inputs=torch.full((300, 1, 8, 8), 0.5), labels=torch.arange(300) % 10)
+    with pytest.raises(AttackError, match=r"20 different patches at least, and the auxiliary records have 1; grant"):
+        attack(replace(IG, prior="gmm", components=10), knowledge(0, auxiliary=same))
+
+
 def test_texts_have_no_prior_of_numbers() -> None:
     with pytest.raises(ConfigError, match="'pca' is a prior of numbers, and this attack finds texts"):
         Tag(prior="pca")

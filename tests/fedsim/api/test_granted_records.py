@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import fedsim
-from fedsim.api.granted_records import drop_overlap
+from fedsim.api.granted_records import check_records, drop_overlap
 from fedsim.base.errors import ConfigError
 from fedsim.interfaces.attack import Attack, KnownCandidates, PropertyRecords, Records, Target
 from fedsim.interfaces.findings import Reconstruction
@@ -73,19 +73,62 @@ def test_a_record_with_another_label_is_no_twin() -> None:
             },
             "known_candidates: record 1 is equal to record 1 of candidates, which is indistinguishable from it; remove",
         ),
-        (
-            {"auxiliary": Records(inputs=torch.zeros(2, 2), labels=torch.zeros(3))},
-            "auxiliary: got 2 inputs, 3 labels; hand over as many of each, and at least one",
-        ),
-        (
-            {"auxiliary": Records(inputs=[1], labels=torch.zeros(1))},  # type: ignore[arg-type]
-            "auxiliary: expected tensors of inputs and labels; hand over both",
-        ),
     ],
 )
-def test_records_that_cannot_be_used_are_one_sentence(known: dict[str, Any], told: str) -> None:
+def test_records_that_cannot_be_told_apart_are_one_sentence(known: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=f"^attack: {re.escape(told)}"):
         drop_overlap(known)
+
+
+IMAGES, CLASSES = torch.rand(6, 1, 2, 2), torch.arange(6) % 3
+FACTS_OF_MODEL = {"input_shape": (1, 2, 2), "num_classes": 3, "value_range": ([0.0], [1.0])}
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "told"),
+    [
+        (IMAGES, CLASSES[:3], "got 6 inputs, 3 labels; hand over as many of each, and at least one"),
+        ([1], CLASSES, "expected tensors of inputs and labels; hand over both"),
+        (IMAGES.log() / 0, CLASSES, "a record holds NaN or infinite values; correct it, or leave it out"),
+        (IMAGES, CLASSES * torch.nan, "a record holds NaN or infinite values; correct it, or leave it out"),
+        (
+            IMAGES.expand(-1, 3, -1, -1),
+            CLASSES,
+            "its records are of shape (3, 2, 2), and input_shape is (1, 2, 2); hand over records of the same shape",
+        ),
+        (
+            torch.full((6, 1, 2, 2), 255, dtype=torch.uint8),
+            CLASSES,
+            "its values are from 255 to 255, outside value_range; hand over records in the units in which the client",
+        ),
+        (torch.zeros(6, 1, 2, 2) - 0.5, CLASSES, "its values are from -0.5 to -0.5, outside value_range;"),
+        (
+            IMAGES,
+            CLASSES - 1,
+            "its labels, torch.int64 from -1 to 1, are not one of the classes 0 to 2 for each record;",
+        ),
+        (
+            IMAGES,
+            CLASSES + 1,
+            "its labels, torch.int64 from 1 to 3, are not one of the classes 0 to 2 for each record;",
+        ),
+        (IMAGES, CLASSES.float(), "its labels, torch.float32 from 0 to 2, are not one of the classes 0 to 2 for"),
+    ],
+)
+def test_records_that_the_model_cannot_be_fed_with_are_one_sentence(images: Any, labels: Tensor, told: str) -> None:
+    """Values beyond the range, and classes that do not exist, would else make claims of nonsense."""
+    known = {"auxiliary": Records(inputs=images, labels=labels), **FACTS_OF_MODEL}
+    with pytest.raises(ConfigError, match=f"^attack: auxiliary: {re.escape(told)}"):
+        check_records(known, "classes")
+
+
+def test_records_have_the_types_that_the_model_is_fed_with() -> None:
+    whole = (IMAGES > 0.5).to(torch.uint8)
+    known = {"candidates": Records(inputs=whole, labels=CLASSES.to(torch.int32)), **FACTS_OF_MODEL}
+    checked = check_records(known, "classes")["candidates"]
+    assert (checked.inputs.dtype, checked.labels.dtype) == (torch.float32, torch.int64)
+    tokens = Records(inputs=CLASSES[:, None], labels=CLASSES)
+    assert check_records({"auxiliary": tokens}, "classes")["auxiliary"].inputs.dtype == torch.int64
 
 
 class Told(Attack):

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from torch import Tensor
 
-from fedsim.audit.evaluation.foreign_recording import drop_held_examples
+import fedsim
+from fedsim.audit.evaluation.foreign_recording import ForeignRecording, drop_held_examples
 from fedsim.audit.evaluation.truth import Truth
-from fedsim.base.errors import ConfigError
+from fedsim.base.errors import ConfigError, DataError
 from fedsim.interfaces.modality import PublicExamples
+from tests.support.experiments import make_attack_file
 
 IMAGES, LABELS = torch.rand(6, 1, 3, 3, generator=torch.Generator().manual_seed(0)), torch.arange(6)
 
@@ -35,3 +40,30 @@ def test_rounding_hides_no_image_that_a_client_holds() -> None:
     public = PublicExamples(data=images, labels=torch.arange(50))
     left = drop_held_examples(public, [Truth(data=standardised[:20], labels=torch.zeros(20, dtype=torch.int64))])
     assert left.labels.tolist() == list(range(20, 50))
+
+
+def test_auxiliary_records_of_a_sorted_file_are_of_all_classes(tmp_path: Path) -> None:
+    """The first ones of a file that is in the order of its classes are of a class or two."""
+    images, labels = torch.rand(400, 1, 2, 2), torch.arange(400) // 40
+    file = fedsim.write_truth(tmp_path, lambda _: None, [], public=(images, labels))
+    facts = {"auxiliary": True, "value_range": [0.0, 2.0]}
+    adversary = make_attack_file("map", auxiliary=100, knowledge=facts).adversary
+    records = ForeignRecording({"public": Path(file["public"])}).public_records(adversary)["auxiliary"]
+    assert len(records.inputs) == 100
+    assert records.labels.unique().tolist() == list(range(10))
+    own = [labels[(2 * images == record).flatten(1).all(1)].tolist() for record in records.inputs]
+    assert own == [[label] for label in records.labels.tolist()]
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "told"),
+    [
+        (IMAGES / 0, LABELS, "client public: an input is NaN or infinite; correct it"),
+        (IMAGES, LABELS - 1, "a label is -1, and classes are counted from 0; number them so"),
+    ],
+)
+def test_examples_that_nobody_can_be_fed_with_are_one_sentence(
+    tmp_path: Path, images: Tensor, labels: Tensor, told: str
+) -> None:
+    with pytest.raises(DataError, match=told):
+        fedsim.write_truth(tmp_path, lambda _: None, [], public=(images, labels))
