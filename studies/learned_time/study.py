@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import fedsim
 from fedsim.audit.audit import open_audit
 from fedsim.audit.evaluation.identification import IDENTIFIED
+from fedsim.audit.evaluation.statistics import mean_and_margin
 from fedsim.base.errors import ConfigError
 from fedsim.federation.config import AttackFile
 from fedsim.federation.table_validation import validate_tables
 from studies.running import Row
+from studies.writing import column_values, group_rows, markdown_table, select_rows
 
 VICTIMS = list(range(10))
 NETWORKS: dict[tuple[str, str], dict[str, Any]] = {
@@ -63,3 +65,19 @@ def attack_victims(run: fedsim.Run, victims: Sequence[int]) -> tuple[float, list
     if failures:
         raise ConfigError(f"studies/learned_time: {failures[0]}")
     return taken, scores
+
+
+def tables(rows: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Return a line for each network: seconds, how many dB claims are beyond the floor, and the share identified."""
+    lines = []
+    for (data, network), cell in group_rows(rows, "data", "network").items():
+        psnr = select_rows(cell, metric="psnr")
+        gains = {(row["victim"], "1"): float(row["value"]) - float(row["floor"]) for row in psnr}
+        mean, margin = mean_and_margin(gains)
+        identified = column_values(select_rows(cell, metric=IDENTIFIED), "value").mean()
+        seconds = [
+            f"{column_values(cell[:1], name)[0]:.{digits}f}" for name, digits in (("training", 0), ("attack", 1))
+        ]
+        lines.append([data, network, *seconds, f"{mean:+.1f} ± {margin:.1f}", f"{100 * identified:.0f} %"])
+    head = ["data", "network", "training (s)", "each client (s)", "dB beyond the floor", "identified"]
+    return {"": markdown_table(head, lines)}
