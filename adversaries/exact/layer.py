@@ -12,9 +12,9 @@ from torch.func import functional_call
 
 from adversaries.exact.mixture import InputMixture
 from fedsim.base.errors import AttackError, KnowledgeError
-from fedsim.base.randomness import generator
 from fedsim.interfaces.attack import Knowledge, warn
 from fedsim.inversion.labels.last_layer import output_layer
+from fedsim.inversion.model_checks import random_inputs
 from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.problem_builder import build_problem
 from fedsim.inversion.restart import claimed_labels
@@ -22,7 +22,6 @@ from fedsim.recording.wire_format import Update
 from fedsim.training.first_layer import find_first_layer, is_rectified
 
 _REMEDY = "choose an attack that matches gradients, such as sme"
-_NUM_PROBES = 8
 _DECAY_ROUNDS, _WORTHWHILE, _TINY = 30, 0.9, 1e-300
 
 
@@ -98,7 +97,7 @@ def read_first_layer(update: Update, knowledge: Knowledge, *, relu: bool = True)
     """
     assert knowledge.input_shape is not None
     problem = build_problem(update, knowledge, body_alone=True)
-    probes = _draw_probes(knowledge, problem.before[0])
+    probes = random_inputs(knowledge, problem.before[0])
     weight, bias = _find_weight_and_bias(problem.model, problem.parameter_names, probes, problem.where)
     name = weight.rpartition(".")[0]
     # Read how it changed.
@@ -145,7 +144,7 @@ def check_first_layer(knowledge: Knowledge, where: str, *, relu: bool = True) ->
     parameters = dict(model.named_parameters())
     # A network of which nothing needs a gradient was frozen to be run; it does not say what clients train.
     names = [name for name, parameter in parameters.items() if parameter.requires_grad] or list(parameters)
-    probes = _draw_probes(knowledge, next(iter(parameters.values())))
+    probes = random_inputs(knowledge, next(iter(parameters.values())))
     weight, _ = _find_weight_and_bias(model, names, probes, where)
     name = weight.rpartition(".")[0]
     if relu and not is_rectified(model, name, probes):
@@ -174,12 +173,6 @@ def _missing_relu_error(where: str, name: str, remedy: str) -> AttackError:
         f"{where}: no ReLU directly follows the first linear layer '{name}', whose zeros distinguish the inputs; "
         f"{remedy}"
     )
-
-
-def _draw_probes(knowledge: Knowledge, like: Tensor) -> Tensor:
-    """Return random inputs, of the type and on the device of `like`."""
-    shape = (_NUM_PROBES, *(knowledge.input_shape or ()))
-    return torch.randn(shape, generator=generator("first layer")).to(like)
 
 
 def _find_weight_and_bias(model: nn.Module, trained: Collection[str], probes: Tensor, where: str) -> tuple[str, str]:

@@ -13,8 +13,9 @@ from fedsim.base.loss_term import prediction_loss
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import ALL, Attack, Knowledge, Paper, Progress, RoundsNeeded, Target
 from fedsim.interfaces.findings import LabelDistribution
-from fedsim.inversion.labels.last_layer import draw_probes, last_layer, untrained_layer_error
+from fedsim.inversion.labels.last_layer import last_layer, untrained_layer_error
 from fedsim.inversion.labels.updates import count_labels
+from fedsim.inversion.model_checks import random_inputs
 from fedsim.inversion.problem_builder import build_problem
 from fedsim.inversion.training_mismatch import OPTIMIZER_FACTS, warn_unless_plain_sgd
 from fedsim.recording.wire_format import Update
@@ -51,7 +52,7 @@ class LabelCounts(Attack):
             before = dict(zip(problem.parameter_names, problem.before, strict=True)) | buffers
             # Beside a gradient there are no returned weights.
             after = dict(zip(problem.parameter_names, problem.after or problem.before, strict=True)) | buffers
-            layer = last_layer(problem, draw_probes(problem, knowledge))
+            layer = last_layer(problem, random_inputs(knowledge, problem.before[0]))
             if layer.bias_gradient is not None and not layer.bias_gradient.any():
                 raise untrained_layer_error("the bias")
             labels = count_labels(update, knowledge, problem.model, before, after, target.rng)

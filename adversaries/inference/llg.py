@@ -15,6 +15,7 @@ from fedsim.interfaces.attack import ALL, Attack, Knowledge, Paper, Progress, Ro
 from fedsim.interfaces.findings import LabelDistribution
 from fedsim.inversion.labels.last_layer import last_layer, untrained_layer_error
 from fedsim.inversion.labels.logit_gradient import logit_gradient
+from fedsim.inversion.model_checks import random_inputs
 from fedsim.inversion.problem_builder import build_problem
 from fedsim.recording.wire_format import Update
 
@@ -51,8 +52,7 @@ class LabelLeakage(Attack):
 
         def count_classes(update: Update) -> Tensor:
             problem = build_problem(update, knowledge)
-            noise = torch.randn((_NUM_PROBES, *(knowledge.input_shape or ())), generator=target.rng)
-            layer = last_layer(problem, noise.to(problem.before[0]))
+            layer = last_layer(problem, random_inputs(knowledge, problem.before[0]))
             if not layer.weight_gradient.any():
                 raise untrained_layer_error("the weight")
             if len(layer.weight) < 3:
@@ -70,10 +70,6 @@ class LabelLeakage(Attack):
             return count_labels_by_row_sums(layer.weight_gradient.sum(1), update.num_examples)
 
         return infer_label_distribution(target, count_classes, progress, smoothing=None)
-
-
-_NUM_PROBES = 64
-"""Noise inputs that show whether the last layer's inputs can be negative."""
 
 
 def count_labels_by_row_sums(sums: Tensor, num_examples: int) -> Tensor:

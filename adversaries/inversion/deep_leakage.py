@@ -13,8 +13,8 @@ from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Knowledge, Paper
 from fedsim.inversion.distances import SquaredL2
 from fedsim.inversion.labels.gradients import sign_rule
-from fedsim.inversion.labels.last_layer import draw_probes
 from fedsim.inversion.matching import GradientInversion
+from fedsim.inversion.model_checks import random_inputs
 from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.recipe import INPUT_MOMENTS, MEAN_GRADIENT_FACTS, Recipe, constant_schedule
 from fedsim.inversion.training_mismatch import OPTIMIZER_FACTS
@@ -79,7 +79,7 @@ class ImprovedDeepLeakage(GradientInversion):
     def _labels(self, problem: InversionProblem, update: Update, knowledge: Knowledge, rng: torch.Generator) -> Tensor:
         if knowledge.labels is not None:
             return super()._labels(problem, update, knowledge, rng)
-        return sign_rule(problem, draw_probes(problem, knowledge))
+        return sign_rule(problem, random_inputs(knowledge, problem.before[0]))
 
     def _recipe(self, problem: InversionProblem) -> Recipe:
         return _lbfgs_recipe(self.step_size, joint_labels=False)

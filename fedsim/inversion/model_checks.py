@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.base.errors import AttackError
+from fedsim.base.randomness import generator
 from fedsim.interfaces.attack import Knowledge
 from fedsim.inversion.shared_setup import AnswerT, ask_once
 from fedsim.training.example_independence import find_training_only_layer
@@ -45,15 +46,25 @@ def ask_of_passes(
     return ask_once(question, model, knowledge, answer)
 
 
+def random_inputs(knowledge: Knowledge, like: Tensor) -> Tensor:
+    """Return eight random inputs of the known shape, from which it is seen how a network is built.
+
+    They are between -1 and 1: of both signs, so that a ReLU shows; not 0, as networks that divide by a norm would give
+    NaN; and numbers of a column that a network looks up in a table are 0, which each table has.
+
+    Args:
+        like: has the type and the device of the inputs.
+    """
+    uniform = torch.rand((8, *(knowledge.input_shape or ())), generator=generator("random inputs"))
+    return (2 * uniform - 1).to(like)
+
+
 def probe_inputs(model: nn.Module, knowledge: Knowledge) -> Tensor | None:
-    """Return two examples that the model takes, or None; other checks tell what is wrong."""
+    """Return a few inputs that the model takes, values or else tokens, or None; other checks tell what is wrong."""
     if knowledge.input_shape is None:
         return None
-    like = next(model.parameters())
-    shape = (2, *knowledge.input_shape)
-    values = torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(like)
-    tokens = torch.zeros(shape, dtype=torch.long, device=like.device)
-    for inputs in (values, tokens):
+    values = random_inputs(knowledge, next(model.parameters()))
+    for inputs in (values, torch.zeros_like(values, dtype=torch.long)):
         try:
             with torch.no_grad():
                 model(inputs)

@@ -14,7 +14,6 @@ from fedsim.base.errors import KnowledgeError
 from fedsim.base.loss_term import has_loss_term, loss_term_of
 from fedsim.base.module_hooks import hook_outputs
 from fedsim.base.randomness import generator
-from fedsim.interfaces.attack import Knowledge
 from fedsim.interfaces.defense import Defense, apply_adversary_views
 from fedsim.inversion.problem import InversionProblem
 from fedsim.recording.wire_format import State
@@ -74,12 +73,6 @@ def last_layer(problem: InversionProblem, dummy: Tensor) -> LastLayer:
         bias_gradient=gradient[1] if has_bias else None,
         non_negative=bool((features >= 0).all()),
     )
-
-
-def draw_probes(problem: InversionProblem, knowledge: Knowledge) -> Tensor:
-    """Return two random examples, standardised; for zeros, networks that divide by a norm give NaN."""
-    shape = (2, *(knowledge.input_shape or ()))
-    return torch.randn(shape, generator=generator("last layer")).to(problem.before[0])
 
 
 def fill_dropped_entries(layer: State, defenses: Sequence[Defense]) -> State:

@@ -106,13 +106,13 @@ class Faulty(nn.Module):
 
 
 class CountsCalls:
-    """A state that grows with each call on a batch, which the probe of the model's training mode is too small for."""
+    """A state that grows with each call, but for those without gradients, by which the training mode is checked."""
 
     def __init__(self) -> None:
         self.calls = 0
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        self.calls += len(inputs) > 2
+        self.calls += torch.is_grad_enabled()
         return inputs * (1 + 0.1 * self.calls)
 
 
