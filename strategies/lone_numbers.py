@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.base.errors import join_first
+from fedsim.base.errors import format_percent, join_first
 
 _NOBODY, _SEVERAL = -1, -2
 _MAX_NAMED_CLIENTS = 10
@@ -62,7 +62,7 @@ class LoneNumbers:
         return (
             f"clients {join_first(sorted(self._moved), _MAX_NAMED_CLIENTS)}: {self.count} of {size} numbers of the sum "
             f"were moved by one of them alone, and are seen as it sent them; of client {exposed} these are "
-            f"{100 * shares[exposed]:.3g} % of what it moved"
+            f"{format_percent(shares[exposed], '.3g')} of what it moved"
         )
 
     def _count_by_client(self) -> dict[int, int]:

@@ -108,7 +108,11 @@ def test_a_percentage_is_written_in_one_way() -> None:
     """As 5 %, with a space, in what fedsim and the studies print and on the pages."""
     printed = [path for folder in ("fedsim", "adversaries", "clients", "strategies", "studies", "docs") for path in
                (ROOT / folder).rglob("*.py")]  # fmt: skip
+    templates = [path for path in (ROOT / "fedsim/report/templates").iterdir() if path.suffix != ".css"]
     found = [str(path) for path in printed if re.search(r"\.\d%[}\"']", path.read_text(encoding="utf-8"))]
+    found += [str(path) for path in templates if re.search(r"}}%|}} %", path.read_text(encoding="utf-8"))]
+    own = [path for path in printed if path.relative_to(ROOT).parts[0] not in ("studies", "docs")]
+    found += [str(path) for path in own if re.search(r"[a-z0-9]} %|%%", path.read_text(encoding="utf-8"))]
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     for path in pages:
         own_words = re.sub(r'"[^"]{1,300}"', "", path.read_text(encoding="utf-8"))  # quotations keep their spelling

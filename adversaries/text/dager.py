@@ -14,7 +14,7 @@ from adversaries.text.attention_blocks import AttentionBlocks, check_num_texts, 
 from adversaries.text.decoder_search import DecoderSearch
 from adversaries.text.encoder_search import find_encoder_texts
 from fedsim.base.constraints import PositiveInt, PositiveShareBelowOne
-from fedsim.base.errors import AttackError
+from fedsim.base.errors import AttackError, format_percent
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Attack, Knowledge, Paper, Progress, Subject, Target, warn
 from fedsim.interfaces.findings import Texts
@@ -124,7 +124,7 @@ class Dager(Attack):
                 break
         if len(best) and smallest_share > _INCOMPLETE_SHARE:
             warn(
-                f"{self.title} on {blocks.where}: the texts leave {100 * smallest_share:.0f} % of "
+                f"{self.title} on {blocks.where}: the texts leave {format_percent(smallest_share, '.0f')} of "
                 "the second block's gradient over, so some are missing or wrong"
             )
         progress(total, total, {"objective": smallest_share})

@@ -18,7 +18,7 @@ from adversaries.text.encoder_search import find_encoder_texts
 from adversaries.text.message_fit import MessageFit
 from adversaries.text.pair_search import find_paired_texts
 from fedsim.base.constraints import PositiveInt
-from fedsim.base.errors import AttackError
+from fedsim.base.errors import AttackError, format_percent
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Attack, Paper, Progress, Subject, Target, warn
 from fedsim.interfaces.findings import Texts
@@ -116,15 +116,16 @@ class Tiger(Attack):
                     f"{self.title} on {blocks.where}: {num_guesses} of {len(tokens)} texts explain no more of the "
                     "message than some text does of noise, so they are guesses"
                 )
+            noise = format_percent(fit.noise_share(deviation), ".0f")
             if enough >= 1:
                 warn(
-                    f"{self.title} on {blocks.where}: noise is about {100 * fit.noise_share(deviation):.0f} % of the "
-                    "message, so the residual does not show whether all words of the texts are right"
+                    f"{self.title} on {blocks.where}: noise is about {noise} of the message, so the "
+                    "residual does not show whether all words of the texts are right"
                 )
             elif share > enough:
                 warn(
-                    f"{self.title} on {blocks.where}: the texts leave {100 * share:.0f} % of the message over, where "
-                    f"noise would leave about {100 * fit.noise_share(deviation):.0f} %, so some are missing or wrong"
+                    f"{self.title} on {blocks.where}: the texts leave {format_percent(share, '.0f')} of the "
+                    f"message over, where noise would leave about {noise}, so some are missing or wrong"
                 )
             if not blocks.states.direction("linear.weight").any():
                 warn(f"{self.title} on {blocks.where}: the last layer was not sent; labels are guesses")

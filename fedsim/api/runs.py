@@ -20,7 +20,7 @@ from fedsim.audit.audit import Audit, make_audit
 from fedsim.audit.evaluation.empirical_epsilon import read_epsilons
 from fedsim.audit.finding_files import load_claim
 from fedsim.audit.plan import AttackJob
-from fedsim.base.errors import ConfigError, FedsimError, RunError, number_of
+from fedsim.base.errors import ConfigError, FedsimError, RunError, format_percent, number_of
 from fedsim.base.progress import ProgressListener, listen_to_progress
 from fedsim.base.randomness import serialize_calls
 from fedsim.federation.config import AttackFile, Config
@@ -131,7 +131,8 @@ class Run:
             for row in [row for row in read_metrics(self._folder) if row["client"] == "server"][-1:]:
                 whose = {"shared": " of the shared model", "personal": " of the clients' own models"}
                 if row["accuracy"]:
-                    facts.append(f"accuracy {100 * float(row['accuracy']):.1f} %{whose.get(row.get('model', ''), '')}")
+                    accuracy = format_percent(float(row["accuracy"]))
+                    facts.append(f"accuracy {accuracy}{whose.get(row.get('model', ''), '')}")
         return facts
 
     @property

@@ -182,6 +182,15 @@ def number_of(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def format_percent(share: float, precision: str = ".1f") -> str:
+    """Format a share as a percentage, by default with one decimal.
+
+    >>> format_percent(0.125), format_percent(0.5, ".0f")
+    ('12.5 %', '50 %')
+    """
+    return f"{100 * share:{precision}} %"
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a remark with the most similar known name, or with all of them.
 

@@ -11,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Column, Table
 
-from fedsim.base.errors import number_of
+from fedsim.base.errors import format_percent, number_of
 from fedsim.cli.options import console, new_table, strip_control_characters
 
 if TYPE_CHECKING:
@@ -59,4 +59,4 @@ def _abridge(sentence: str) -> str:
 def _accuracy_text(entry: IndexEntry) -> str:
     if math.isnan(entry.accuracy):
         return ""
-    return f"{100 * entry.accuracy:.1f} %" + (" at best" if entry.kind == "sweep" else "")
+    return format_percent(entry.accuracy) + (" at best" if entry.kind == "sweep" else "")

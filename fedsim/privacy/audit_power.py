@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from fedsim.base.errors import format_percent
 from fedsim.interfaces.mechanism import Mechanism
 from fedsim.privacy.canary_bounds import GUESS_SHARES, choose_curve_tests, lower_bound
 from fedsim.privacy.ceilings import compute_trade_off
@@ -85,12 +86,12 @@ def describe_canaries(
     shown = expect_bound(tuple(mechanisms), canaries, chosen_share, delta, chosen_confidence)
     if not largest:
         return (
-            f"{canaries} canaries refute nothing, not even {100 * _NOISE_SHARES[-1]:.0f} % of the noise that "
-            f"{proved:.4g} is proved of",
+            f"{canaries} canaries refute nothing, not even {format_percent(_NOISE_SHARES[-1], '.0f')} of the noise "
+            f"that {proved:.4g} is proved of",
             False,
         )
     return (
         f"{canaries} canaries show about {shown:.2g} of {proved:.4g} where the program is sound, and refute it if it "
-        f"has {100 * largest:.0f} % of the noise",
+        f"has {format_percent(largest, '.0f')} of the noise",
         True,
     )

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedsim.base.errors import ConfigError
+from fedsim.base.errors import ConfigError, format_percent
 from fedsim.base.randomness import seed_globals, use_one_thread
 from fedsim.interfaces.defense import Defense
 from fedsim.privacy.audited_defense import LAYERS, AuditedDefense
@@ -57,7 +57,7 @@ class DefenseAudit:
         """Return what the audit shows, in a sentence that holds of broken programs as well."""
         measured = (
             f"guesses show an epsilon of at least {self.game.best_epsilon:.3g} where {self.promised_of_game:.4g} is "
-            f"promised, with a confidence of {100 * CONFIDENCE:.5g} %"
+            f"promised, with a confidence of {format_percent(CONFIDENCE, '.5g')}"
         )
         if self.violations:
             return (

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.base.errors import format_percent
 from fedsim.interfaces.mechanism import Mechanism
 from fedsim.privacy.audit_power import find_refuted_share
 from fedsim.privacy.audited_defense import AuditedDefense
@@ -109,7 +110,7 @@ def describe_guesses(audited: AuditedDefense, trials: int, delta: float) -> str:
     share = find_refuted_share(is_refuted)
     if not share:
         return "they refute nothing, however little noise there is, so that the other probes alone can find it"
-    return f"they refute the promised curve if there is {100 * share:.0f} % of the noise or less"
+    return f"they refute the promised curve if there is {format_percent(share, '.0f')} of the noise or less"
 
 
 def promised_curve(audited: AuditedDefense, delta: float) -> TradeOff | None:

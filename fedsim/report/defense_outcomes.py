@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
-from fedsim.base.errors import number_of
+from fedsim.base.errors import format_percent, number_of
 from fedsim.base.grouping import group_by
 from fedsim.interfaces.metric import describe_metric, sort_metrics
 from fedsim.report.adaptive import (
@@ -278,11 +278,11 @@ def _judge(outcome: DefenseOutcome) -> tuple[str, str]:
         is_open = outcome.exposed or outcome.open_question or difference.num_victims < MIN_VICTIMS
         if pair.outcome == HOLDS and not is_open:
             num_victims = min(naive.reading.summary.count, adaptive.reading.summary.count)
-            unseen = 100 * find_largest_unseen(num_victims)
+            unseen = format_percent(find_largest_unseen(num_victims), ".0f")
             return HOLDS, (
                 "without the defense the attack leaks; with it, neither the naive nor the adaptive attack is beyond "
                 "the guess; "
-                f"{number_of(num_victims, 'victim')} do not exclude that up to {unseen:.0f} % of others are exposed"
+                f"{number_of(num_victims, 'victim')} do not exclude that up to {unseen} of others are exposed"
             )
         if pair.outcome == ONLY_NAIVE:
             return ONLY_NAIVE, "the adaptive attack is beyond the guess"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
 from fedsim.audit.attacked_rounds import parse_rounds
-from fedsim.base.errors import number_of
+from fedsim.base.errors import format_percent, number_of
 from fedsim.base.grouping import group_by
 from fedsim.federation.config import Config
 from fedsim.interfaces.metric import describe_metric
@@ -192,7 +192,7 @@ def final_accuracy(rows: Sequence[Mapping[str, str]], config: Config | None = No
 
 def _format_quality(name: str, value: float) -> str:
     """Format an accuracy in percent, or a loss."""
-    return f"{100 * value:.1f} %" if name == "accuracy" else f"{value:.4g}"
+    return format_percent(value) if name == "accuracy" else f"{value:.4g}"
 
 
 def _describe_own_models(
@@ -236,7 +236,7 @@ def describe_reported_accuracy(reported: ReportedAccuracy) -> str:
     if not reported.examples and reported.clients > 1:
         held += ", on average over clients,"
     clients = number_of(reported.clients, "client")
-    sentence = f"As {clients} reported{when}, the model's accuracy on {held} is {100 * reported.accuracy:.1f} %."
+    sentence = f"As {clients} reported{when}, the model's accuracy on {held} is {format_percent(reported.accuracy)}."
     return f"{sentence} {reported.remark}".rstrip()
 
 

@@ -14,18 +14,21 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from fedsim.base.errors import format_percent
 from fedsim.report.reproduction_needs import strip_folders
 from fedsim.report.summary import join_titles
 
 TEMPLATES = Path(__file__).parent / "templates"
 _UNSEEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Characters that no page may hold, or that turn the direction of a text, so that it is read as another one."""
+_PERCENTAGE = re.compile(r"<(script|style|pre|code)\b.*?</\1>|(?<=\d) %", re.DOTALL)
+"""The space of a percentage, or a part of a page whose spaces stay: the hash of a script allows it, code is copied."""
 
 
 def render_page(template: str, scripts: Sequence[str] = (), **values: Any) -> str:
     """Render a whole page.
 
-    Control characters, which a stranger's name may have, are shown as �.
+    Control characters, which a stranger's name may have, are shown as �. No line ends between a number and its %.
 
     Args:
         scripts: names of JavaScript files there. The page's Content-Security-Policy lets no other script run, and
@@ -38,6 +41,7 @@ def render_page(template: str, scripts: Sequence[str] = (), **values: Any) -> st
         "allowed": allowed or "'none'",
     }  # our own files, nothing else
     page = environment().get_template(template).render(base_values | values)
+    page = _PERCENTAGE.sub(lambda match: match[0] if match[1] else "\u00a0%", page)
     return _UNSEEN.sub("\ufffd", page)
 
 
@@ -61,6 +65,7 @@ def environment() -> Environment:
         "download": download_address,
         "listed": join_titles,
         "grouped": group_digits,
+        "percent": format_percent,
     }
     templates.filters |= {
         "placeless": strip_folders,

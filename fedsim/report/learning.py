@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedsim.audit.evaluation.statistics import NORMAL_QUANTILE, binomial_interval
+from fedsim.base.errors import format_percent
 
 Remedy = Literal["", "train longer", "smaller steps", "larger steps"]
 _REMEDY = "try another training.learning_rate, more federation.rounds or more training.local_epochs"
@@ -85,9 +86,9 @@ def explain_low_accuracy(accuracies: Sequence[float], guess: float, count: int, 
     mean = math.fsum(accuracies) / len(accuracies)
     low, high = min(low for low, _ in intervals), max(high for _, high in intervals)
     return (
-        f"{begin_sentence(is_worse=mean <= guess)}: its accuracy on {count} test examples, {100 * mean:.1f} % (95 % "
-        f"interval {100 * low:.1f} to {100 * high:.1f} %), is not beyond the {100 * guess:.1f} % that always giving "
-        f"the most frequent answer gets; {advice}."
+        f"{begin_sentence(is_worse=mean <= guess)}: its accuracy on {count} test examples, {format_percent(mean)} "
+        f"(95 % interval {100 * low:.1f} to {format_percent(high)}), is not beyond the {format_percent(guess)} that "
+        f"always giving the most frequent answer gets; {advice}."
     )
 
 

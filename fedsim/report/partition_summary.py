@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rich.markup import escape
 from rich.table import Table
 
-from fedsim.base.errors import ConfigError, DataError
+from fedsim.base.errors import ConfigError, DataError, format_percent
 from fedsim.data import Dataset
 from fedsim.data.partitions import Indices
 from fedsim.data.partitions.natural import Natural
@@ -323,7 +323,7 @@ def _numbers(summary: PartitionSummary) -> NDArray[np.float64]:
 def _cells(summary: PartitionSummary, row: Sequence[float] | NDArray[np.float64]) -> list[str]:
     train, held_out, first, second = (float(number) for number in row)
     if summary.dataset.task.goal != "numbers":
-        return [_thousands(train), _thousands(held_out), f"{first:g}", f"{100 * second:.0f} %"]
+        return [_thousands(train), _thousands(held_out), f"{first:g}", format_percent(second, ".0f")]
     return [_thousands(train), _thousands(held_out), _figure(first), _figure(second)]
 
 

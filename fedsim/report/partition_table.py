@@ -10,6 +10,7 @@ from itertools import islice
 import numpy as np
 from markupsafe import Markup
 
+from fedsim.base.errors import format_percent
 from fedsim.federation.experiment import Experiment
 from fedsim.report.charts import HeatMapCell, draw_heat_map
 from fedsim.report.html import group_digits
@@ -60,9 +61,9 @@ def _summary(partition: PartitionSummary) -> str:
     if train + held_out == total:
         part = f"all {group_digits(total)}"
     else:
-        percent = 100 * (train + held_out) / total
-        percent_text = f"{percent:.1f}" if percent >= 0.1 else f"{percent:.2g}"
-        part = f"{group_digits(train + held_out)} of {group_digits(total)} ({percent_text} %)"
+        share = (train + held_out) / total
+        share_text = format_percent(share, ".1f" if share >= 1e-3 else ".2g")
+        part = f"{group_digits(train + held_out)} of {group_digits(total)} ({share_text})"
     tests = f", {group_digits(held_out)} of them to test on" if held_out else ""
     return (
         f"Of the data set {dataset.name}, clients hold {part} training examples{tests}. Its "
@@ -80,7 +81,7 @@ def _class_cells(partition: PartitionSummary, clients: Sequence[int]) -> tuple[l
     if len(names) > MAX_CLASSES:
         for client, class_counts, class_shares in zip(clients, counts, shares, strict=True):
             num_classes = HeatMapCell(text=str((class_counts > 0).sum()))
-            largest = HeatMapCell(text=f"{100 * class_shares.max():.0f} %")
+            largest = HeatMapCell(text=format_percent(class_shares.max(), ".0f"))
             rows.append([*_sizes(partition, client), num_classes, largest])
         kinds = {
             "labels": ["labels", "most frequent label"],

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from fedsim.base.errors import FedsimError, first_line, number_of
+from fedsim.base.errors import FedsimError, first_line, format_percent, number_of
 from fedsim.federation.app_file import read_app_defenses
 from fedsim.federation.app_ledger import IN_CLEAR, prove_by_messages
 from fedsim.federation.config import Config
@@ -50,7 +50,7 @@ def run_facts(run: ReportedRun) -> dict[str, str]:
     partition, federation = config.partition, config.federation
     limit = f", at most {partition.samples_per_client} examples each" if partition.samples_per_client else ""
     stragglers = f", each a straggler with probability {p:g}" if (p := federation.straggler_probability) else ""
-    held_out = f", {100 * partition.test_fraction:.0f} % held out for tests" if partition.test_fraction else ""
+    held_out = f", {format_percent(share, '.0f')} held out for tests" if (share := partition.test_fraction) else ""
     strategy = _plugin_with_settings(config.strategy)
     facts = {
         "Data": _plugin_with_settings(config.data),

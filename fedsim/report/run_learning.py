@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from fedsim.audit.evaluation.statistics import binomial_interval
-from fedsim.base.errors import FedsimError
+from fedsim.base.errors import FedsimError, format_percent
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import TESTED_COLUMNS, read_rows
 from fedsim.recording.messages import MESSAGES_FOLDER
@@ -122,9 +122,9 @@ def _examine_reported(folder: OpenRun, reported: ReportedAccuracy | None) -> NoL
     return NoLearning(
         sentence=(
             f"{begin_sentence(is_worse=reported.accuracy <= chance)}: the accuracy that its clients reported on "
-            f"{reported.examples} examples, {100 * reported.accuracy:.1f} % (95 % interval {100 * low:.1f} to "
-            f"{100 * high:.1f} %), is not beyond the {100 * chance:.1f} % that guessing among the {outputs} outputs of "
-            "the model gets."
+            f"{reported.examples} examples, {format_percent(reported.accuracy)} (95 % interval {100 * low:.1f} to "
+            f"{format_percent(high)}), is not beyond the {format_percent(chance)} that guessing among the {outputs} "
+            "outputs of the model gets."
         )
     )
 

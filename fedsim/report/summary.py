@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedsim.audit.evaluation import statistics
 from fedsim.audit.variants import name_variants
-from fedsim.base.errors import number_of
+from fedsim.base.errors import format_percent, number_of
 from fedsim.interfaces.metric import describe_metric
 
 EXACT = "exact"
@@ -402,8 +402,8 @@ def explain_interval(mean: float, low: float = math.nan, high: float = math.nan,
     >>> explain_interval(15.24, 14.55, 15.93, is_share=False)
     '15.24 (95 % interval 14.6 to 15.9)'
     """
-    factor, unit = (100.0, " %") if is_share else (1.0, "")
-    text = f"{factor * mean:.{3 if is_share else 4}g}{unit}"
+    text = format_percent(mean, ".3g") if is_share else f"{mean:.4g}"
     if not (math.isfinite(low) and math.isfinite(high)):
         return text
-    return f"{text} (95 % interval {factor * low:.3g} to {factor * high:.3g}{unit})"
+    interval = f"{100 * low:.3g} to {format_percent(high, '.3g')}" if is_share else f"{low:.3g} to {high:.3g}"
+    return f"{text} (95 % interval {interval})"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 
 from fedsim.audit.evaluation import statistics
+from fedsim.base.errors import format_percent
 from fedsim.report.summary import enumerate_words
 from fedsim.report.sweep_groups import MIN_SEEDS, Row, Unit, accuracy
 
@@ -42,10 +44,10 @@ def describe_mean_accuracy(rows: Sequence[Row]) -> str:
     (mean, low, high), seeds = accuracy(rows)
     if not seeds:
         accuracies = list(map(float, _accuracies(rows, "client_accuracy").values()))
-        return f"of the attacked clients {100 * math.fsum(accuracies) / len(accuracies):.1f} %" if accuracies else ""
-    text = f"{100 * mean:.1f} %"
+        return f"of the attacked clients {format_percent(fmean(accuracies))}" if accuracies else ""
+    text = format_percent(mean)
     if seeds >= MIN_SEEDS and math.isfinite(low):
-        return f"{text} ({100 * low:.1f} to {100 * high:.1f} %, {seeds} seeds)"
+        return f"{text} ({100 * low:.1f} to {format_percent(high)}, {seeds} seeds)"
     values = [f"{100 * float(value):.1f}" for value in _accuracies(rows, "accuracy").values()]
     return f"{text} ({enumerate_words(values)}, {seeds} seeds)" if seeds > 1 else f"{text} (1 seed)"
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedsim.audit.evaluation.doubts import raise_doubt
 from fedsim.base import metrics
+from fedsim.base.errors import format_percent
 
 _EXPLAINED = 0.6
 """Share of the true values' variance that a linear map of the claims explains at least; of noise it is less."""
@@ -43,9 +44,9 @@ def doubt_units(claimed: Tensor, true: Tensor, where: str) -> None:
         shares = [float((values == end).double().mean()) for values in (claimed, true)]
         if shares[0] >= _ONE_END and shares[1] < _NATURAL:
             raise_doubt(
-                "%s: %.0f %% of the claimed values are %g, and %.0f %% of the true ones; they seem to be clamped in "
+                "%s: %s of the claimed values are %g, and %s of the true ones; they seem to be clamped in "
                 "another unit; unless the attack failed, claim (inputs - low) / (high - low) by value_range",
-                *(where, 100 * shares[0], end, 100 * shares[1]),
+                *(where, format_percent(shares[0], ".0f"), end, format_percent(shares[1], ".0f")),
             )
             return
     if len(claimed) * len(true) > _MOST_PAIRS:

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from fedsim.audit.observers import read_final_model
-from fedsim.base.errors import RunError
+from fedsim.base.errors import RunError, format_percent
 from fedsim.base.progress import track
 from fedsim.base.randomness import generator
 from fedsim.federation.experiment import Experiment
@@ -117,8 +117,9 @@ class EpsilonComparison:
         proved = f"of {self.proved:.4g} proved" if math.isfinite(self.proved) else "where nothing is proved"
         return (
             f"{self.subject}, {self.defense}: {self.measured.canaries} canaries refute every epsilon below "
-            f"{self.measured.epsilon:.4g}, {proved}, with a confidence of {100 * self.confidence:g} %; what they "
-            "cannot see, such as noise that is known, or a defect in other clients, rounds and gradients, is not judged"
+            f"{self.measured.epsilon:.4g}, {proved}, with a confidence of {format_percent(self.confidence, 'g')}; "
+            "what they cannot see, such as noise that is known, or a defect in other clients, rounds and gradients, is "
+            "not judged"
         )
 
     @property

@@ -24,7 +24,7 @@ from fedsim.audit.evaluation.evaluator import (
 )
 from fedsim.audit.evaluation.score import Score
 from fedsim.audit.evaluation.truth import Truth
-from fedsim.base.errors import DataError
+from fedsim.base.errors import DataError, format_percent
 from fedsim.federation.candidates import CandidateRecords
 from fedsim.interfaces.findings import Membership
 from fedsim.interfaces.knowledge import NON_MEMBER_SOURCES
@@ -215,7 +215,7 @@ def score_membership(scores: Tensor, is_member: Tensor) -> list[Score]:
     for metric, rate in RATES.items():
         if non_members * rate < 1:
             reason = (
-                f"{100 * rate:.1f} % of {non_members} non-members is less than one; grant more candidates, and "
+                f"{format_percent(rate)} of {non_members} non-members is less than one; grant more candidates, and "
                 "attack a victim with enough examples"
             )
             all_scores.append(Score.from_reason(metric, reason))

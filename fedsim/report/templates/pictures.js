@@ -23,7 +23,7 @@
         row.style.setProperty("--s", early ? line : 0);
         when.textContent = early ? `; after iteration ${steps[line]}` : "";
       }
-      told.textContent = share < 1 ? `${progress.value} % of the iterations; numbers are of the end` : "at the end";
+      told.textContent = share < 1 ? `${progress.value}\u00a0% of the iterations; numbers are of the end` : "at the end";
     };
     progress.addEventListener("input", show);
     let playing = 0;

@@ -11,6 +11,7 @@ from html import unescape
 import numpy as np
 import pytest
 import torch
+from jinja2 import DictLoader, Environment
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -30,6 +31,7 @@ from fedsim.recording.transcript import Transcript
 from fedsim.report import figures, pictures
 from fedsim.report.charts import Look
 from fedsim.report.curves import overlay_curves, training_charts
+from fedsim.report.html import environment, render_page
 from fedsim.report.page import write_report
 from fedsim.report.panels.reproduction import bibtex
 from tests.support.recordings import build_update
@@ -201,6 +203,15 @@ def text_of(html):
 
 def scripts(html):
     return re.findall(r"(?s)<script>(.*?)</script>", html)
+
+
+def test_no_line_ends_between_a_number_and_its_percent_sign(monkeypatch):
+    """What is copied keeps its space, and so does a script, which a hash allows."""
+    kept = "<script>let x = 7 % 2</script><pre>\n--set a='5 %'</pre><code>5 %</code>"
+    pages = Environment(loader=DictLoader({"page": f'<p title="1 %">95 %, {{{{ 0.5 | percent }}}}</p>{kept}5 %'}))
+    pages.filters |= environment().filters
+    monkeypatch.setattr("fedsim.report.html.environment", lambda: pages)
+    assert render_page("page") == f'<p title="1\u00a0%">95\u00a0%, 50.0\u00a0%</p>{kept}5\u00a0%'
 
 
 def test_a_normal_run_is_told_from_floor_to_citation(folder, held):

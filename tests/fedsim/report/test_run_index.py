@@ -234,8 +234,8 @@ def test_the_page_escapes_names_and_leads_to_reports(tmp_path: Path) -> None:
     assert "<b>" not in text
     assert "By PSNR, dlg finds a leak." in unescape(text)
     assert 'data-value="0.75"' in text
-    assert "75.0 %" in text
-    assert "guess 12.5 %" in text
+    assert "75.0\u00a0%" in text
+    assert "guess 12.5\u00a0%" in text
 
 
 def test_an_index_of_somebody_else_stays(tmp_path: Path) -> None:
