@@ -29,7 +29,7 @@ import fedsim
 from adversaries.inversion.surrogate_model import SurrogateModelExtension
 from clients.defenses.update_noise import UpdateNoise
 from fedsim import Run, Transcript
-from fedsim.api import pipeline
+from fedsim.api import pipeline, runs
 from fedsim.api.adversaries import read_adversary
 from fedsim.api.frames import SUMMARY_COLUMNS
 from fedsim.api.in_memory import _infer_classes
@@ -154,6 +154,17 @@ def test_a_finished_run_resumes_to_itself(finished_run: Run) -> None:
     before = finished_run.transcript.hash(), finished_run.scores.to_csv()
     assert finished_run.resume() is finished_run
     assert (finished_run.transcript.hash(), finished_run.scores.to_csv()) == before
+
+
+@pytest.mark.parametrize(
+    ("model", "whose"), [("", ""), ("shared", " of the shared model"), ("personal", " of the clients' own models")]
+)
+def test_a_run_says_whose_models_its_accuracy_is_of(
+    model: str, whose: str, finished_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = {"client": "server", "accuracy": "0.5", "model": model}
+    monkeypatch.setattr(runs, "read_metrics", lambda folder: [row])
+    assert repr(fedsim.open(finished_run.path)).endswith(f", accuracy 50.0 %{whose})")
 
 
 def test_a_run_and_its_findings_are_shown_in_a_line(finished_run: Run) -> None:
