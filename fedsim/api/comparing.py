@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsim.api.runs import Report
 from fedsim.audit.finding_files import read_facts
-from fedsim.base.errors import ConfigError, FedsimError, RunError
+from fedsim.base.errors import ConfigError, FedsimError, RunError, name_rounds
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import RunFolder, is_of_shared_model, read_metrics
 from fedsim.federation.settings import flat_settings, flatten_tables
@@ -287,7 +287,7 @@ def _pictures(folder: OpenRun) -> Pictures:
         if not picture.is_file() or not folder.manifest.vouches_for(file):
             continue
         about = read_facts(file)
-        update = f"round {about['round']}, client {about['victim']}"
+        update = f"{name_rounds(str(about['round']))}, client {about['victim']}"
         if about["repeat"]:
             update += f", start {about['repeat']}"
         try:

@@ -20,7 +20,7 @@ from fedsim.audit.audit import Audit, make_audit
 from fedsim.audit.evaluation.empirical_epsilon import read_epsilons
 from fedsim.audit.finding_files import load_claim
 from fedsim.audit.plan import AttackJob
-from fedsim.base.errors import ConfigError, FedsimError, RunError, format_percent, number_of
+from fedsim.base.errors import ConfigError, FedsimError, RunError, format_percent, name_rounds, number_of
 from fedsim.base.progress import ProgressListener, listen_to_progress
 from fedsim.base.randomness import serialize_calls
 from fedsim.federation.config import AttackFile, Config
@@ -355,7 +355,7 @@ def follow_with(progress: ProgressListener | None) -> Callable[[AttackJob, int, 
 
     def follow(job: AttackJob, iteration: int, iterations: int, values: Mapping[str, float]) -> None:
         if progress is not None:
-            progress(f"{job.title}, round {job.round}, client {job.victim}", iteration, iterations)
+            progress(f"{job.title}, {name_rounds(job.round)}, client {job.victim}", iteration, iterations)
 
     return follow
 

@@ -17,7 +17,7 @@ from fedsim.audit.isolation import Isolation, attempt_all
 from fedsim.audit.job_log import JobClock, JobLog, describe_failure, report_job_counts
 from fedsim.audit.plan import AttackJob, ReportJobProgress
 from fedsim.audit.targets import PendingJob
-from fedsim.base.errors import AttackCrash, AttackError, DataError, FedsimError
+from fedsim.base.errors import AttackCrash, AttackError, DataError, FedsimError, name_rounds
 from fedsim.base.files import temporary_folder
 from fedsim.base.machine import count_cores
 from fedsim.base.progress import track
@@ -183,7 +183,7 @@ class _AttackQueue:
                 continue
             job_log = JobLog(self._clock)
             if is_object(job.plugin):  # the report, too, says under which conditions it was found
-                where = f"round {job.round}, client {job.victim}"
+                where = f"{name_rounds(job.round)}, client {job.victim}"
                 job_log.warnings.append(f"{where}: {explain_missing_isolation(self._attack)}")
             task = VictimTask(
                 target=pending.target,

@@ -17,7 +17,7 @@ from fedsim.audit.finding_files import load_claim, load_finding, read_facts, sav
 from fedsim.audit.plan import AttackJob, TitledAttacks
 from fedsim.audit.variants import hash_variant, settings_of
 from fedsim.base.content_hashes import hash_json
-from fedsim.base.errors import ConfigError, FedsimError, TranscriptError
+from fedsim.base.errors import ConfigError, FedsimError, TranscriptError, name_rounds
 from fedsim.federation.adversary_tables import KnowledgeTable
 from fedsim.federation.open_run import OpenRun
 from fedsim.interfaces.attack import Knowledge
@@ -242,7 +242,7 @@ def _variant_folder(folder: Path, variant_hash: str) -> Path:
 
 def _is_up_to_date(job: AttackJob, about: Mapping[str, object], fingerprint: str, model_code: str | None) -> bool:
     """Return whether a saved finding is that of `job`; log that, or why it is made anew."""
-    name = f"{job.title} on client {job.victim}, round {job.round}"
+    name = f"{job.title} on client {job.victim}, {name_rounds(job.round)}"
     attack_code = hash_plugin_code(type(job.attack))
     codes = {f"of {job.plugin}": ("code", attack_code), "of the model": ("model_code", model_code)}
     unreadable = [owner for owner, (_, code) in codes.items() if code == UNREADABLE]

@@ -10,6 +10,7 @@ from fedsim.audit.evaluation.memberships import CANDIDATES_DIGEST
 from fedsim.audit.job_log import JobLog
 from fedsim.audit.targets import PendingJob
 from fedsim.audit.variants import changed_settings, settings_of
+from fedsim.base.errors import name_rounds
 from fedsim.plugins.code_hashes import hash_plugin_code
 from fedsim.recording.wire_format import State
 
@@ -27,7 +28,7 @@ def make_finding_spec(audit: Audit, pending: PendingJob) -> FindingSpec:
         return transcript.update(pending.first, reply.client).before
 
     return FindingSpec(
-        where=f"round {pending.job.round}, client {pending.job.victim}",
+        where=f"{name_rounds(pending.job.round)}, client {pending.job.victim}",
         knowledge=pending.target.knowledge,
         before=broadcast,
         task=audit.case.task,

@@ -19,7 +19,7 @@ from fedsim.audit.evaluation.truth_fit import find_complaint
 from fedsim.audit.finding_files import load_claim, read_facts
 from fedsim.audit.score_reuse import EarlierScores
 from fedsim.audit.variants import VARIANT_COLUMNS, variant_columns
-from fedsim.base.errors import DataError, FedsimError, RunError, error_reason, one_line
+from fedsim.base.errors import DataError, FedsimError, RunError, error_reason, name_rounds, one_line
 from fedsim.base.progress import track
 from fedsim.federation.run_folder import read_rows
 from fedsim.interfaces.findings import Finding
@@ -188,7 +188,7 @@ def _judge(
     except Exception as error:  # a finding of any package may have any content
         is_ours = isinstance(error, FedsimError)
         reason = error if is_ours else one_line(error_reason(error))
-        name = f"{about['attack']}, round {about['round']}, client {about['victim']}"
+        name = f"{about['attack']}, {name_rounds(str(about['round']))}, client {about['victim']}"
         failures.append(f"{name}: not scored: {reason}")
         # The sentence of a FedsimError says it all; any other error needs its traceback.
         log.error("%s", failures[-1], exc_info=None if is_ours else error)

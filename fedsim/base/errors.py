@@ -191,6 +191,15 @@ def format_percent(share: float, precision: str = ".1f") -> str:
     return f"{100 * share:{precision}} %"
 
 
+def name_rounds(rounds: str) -> str:
+    """Name attacked rounds in a sentence, by the text of a column `round`.
+
+    >>> name_rounds("2"), name_rounds("1-5 by 2")
+    ('round 2', 'rounds 1-5 by 2')
+    """
+    return f"{'round' if rounds.partition(',')[0].isdigit() else 'rounds'} {rounds}"
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a remark with the most similar known name, or with all of them.
 

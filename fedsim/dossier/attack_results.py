@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from fedsim.base.errors import number_of
+from fedsim.base.errors import name_rounds, number_of
 from fedsim.base.grouping import group_by
 from fedsim.dossier.contents import (
     LEAKS,
@@ -272,9 +272,8 @@ def describe_worst_case(result: Result) -> str:
         what = "all its examples were recovered exactly"
         guess = f"; by {metric.title}, a guess without any message gets {_quantity(worst.floor, metric.unit)}"
     where = f" ({result.setting})" if result.setting else ""
-    rounds = "round" if worst.round.partition(",")[0].isdigit() else "rounds"
     return (
-        f"The client most exposed to {result.attack}{where} is client {worst.client}, in {rounds} {worst.round}: "
+        f"The client most exposed to {result.attack}{where} is client {worst.client}, in {name_rounds(worst.round)}: "
         f"{what}{guess if worst.floor is not None else ''}."
     )
 

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-from fedsim.base.errors import number_of
+from fedsim.base.errors import name_rounds, number_of
 from fedsim.base.grouping import group_by
 from fedsim.dossier.contents import Result
 from fedsim.interfaces.metric import describe_metric
@@ -51,8 +51,8 @@ def explain_openness(reading: ScoreReading, rows: Rows, *, is_main: bool) -> str
 
 def _find_leaking_part(item: Summary, rows: Rows) -> str:
     """Say which single round or random start is beyond its floor for all its victims; empty for none."""
-    by_round = group_by(rows, lambda row: f"round {row['round']}")
-    by_start = group_by(rows, lambda row: f"round {row['round']}, random start {row['repeat']}")
+    by_round = group_by(rows, lambda row: f"{name_rounds(row['round'])}")
+    by_start = group_by(rows, lambda row: f"{name_rounds(row['round'])}, random start {row['repeat']}")
     title = describe_metric(item.metric).title
     for parts in (by_round, by_start):
         for name, part in parts.items():

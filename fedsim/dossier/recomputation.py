@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from fedsim.audit.audit import Audit
 from fedsim.audit.plan import ADAPTIVE
-from fedsim.base.errors import FedsimError
+from fedsim.base.errors import FedsimError, name_rounds
 from fedsim.dossier.contents import INFINITE, MINUS_INFINITE, to_float
 from fedsim.federation.app_ledger import make_app_ledger
 from fedsim.federation.open_run import OpenRun
@@ -111,7 +111,7 @@ def judge_findings_again(run: ReportedRun, further_audits: Sequence[Audit] = ())
 
 
 def _name_score(row: Mapping[str, Any]) -> str:
-    return f"{row['attack']}, client {row['victim']}, round {row['round']}, {row['metric']}"
+    return f"{row['attack']}, client {row['victim']}, {name_rounds(row['round'])}, {row['metric']}"
 
 
 def _compare_score(row: Mapping[str, str], new_row: Mapping[str, Any] | None, why: str) -> Iterator[VerifiedValue]:

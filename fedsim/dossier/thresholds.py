@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fedsim.base.errors import ConfigError, number_of
+from fedsim.base.errors import ConfigError, name_rounds, number_of
 from fedsim.base.grouping import group_by
 from fedsim.dossier.attack_results import list_unjudged
 from fedsim.dossier.contents import (
@@ -199,7 +199,7 @@ def _worst_of_metric(metric: str, results: Sequence[Result], dossier: Dossier) -
         )
     worst = max(scored, key=lambda result: sign * to_float(result.worst.value if result.worst else None))
     assert worst.worst is not None
-    where = f"{worst.attack}, client {worst.worst.client}, round {worst.worst.round}"
+    where = f"{worst.attack}, client {worst.worst.client}, {name_rounds(worst.worst.round)}"
     return Quantity(
         value=worst.worst.value,
         where=f"{where}, {worst.setting}" if worst.setting else where,

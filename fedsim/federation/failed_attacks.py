@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
+from fedsim.base.errors import name_rounds
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import RunFolder, read_rows
 
@@ -37,7 +38,7 @@ class FailedAttack:
     def sentence(self) -> str:
         """Return the sentence that says what failed and why."""
         names_client = re.search(rf"client {self.victim}\b", self.why)
-        where = "" if names_client else f"round {self.round}, client {self.victim}: "
+        where = "" if names_client else f"{name_rounds(self.round)}, client {self.victim}: "
         return f"{self.attack}, {where}{self.why}"
 
 

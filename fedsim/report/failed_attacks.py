@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedsim.base.errors import number_of
+from fedsim.base.errors import name_rounds, number_of
 from fedsim.base.grouping import group_by
 from fedsim.federation.failed_attacks import FailedAttack
 
@@ -31,7 +31,7 @@ def name_victims(jobs: Sequence[tuple[str, str, int, int]]) -> str:
 
 def _shared_reason(attempt: FailedAttack) -> str:
     """Return the error without the round and the client at its beginning, by which each would be a group of its own."""
-    return attempt.why.removeprefix(f"round {attempt.round}, client {attempt.victim}: ")
+    return attempt.why.removeprefix(f"{name_rounds(attempt.round)}, client {attempt.victim}: ")
 
 
 def group_failed_attacks(failed: Sequence[FailedAttack]) -> list[tuple[str, str, str]]:

@@ -24,7 +24,7 @@ from fedsim.audit.evaluation.reconstructions import ReconstructionEvaluator
 from fedsim.audit.evaluation.scoring import claimed_data
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.audit.finding_files import load_claim
-from fedsim.base.errors import FedsimError, RunError, error_reason, one_line
+from fedsim.base.errors import FedsimError, RunError, error_reason, name_rounds, one_line
 from fedsim.base.files import write_bytes, write_remedy
 from fedsim.base.grouping import group_by
 from fedsim.base.progress import track
@@ -132,7 +132,7 @@ def read_findings(
         name = path.name
         try:
             finding, about = load_claim(path)
-            name = f"{about['attack']}, round {about['round']}, client {about['victim']}"
+            name = f"{about['attack']}, {name_rounds(str(about['round']))}, client {about['victim']}"
             metric = main_metric(str(about["plugin"]))
             views.append(_view_finding(finding, about, path.with_suffix(".png"), viewer, metric))
         except OSError as error:

@@ -15,7 +15,7 @@ from typing import Any
 import tomli_w
 
 from fedsim.audit.audit import Audit
-from fedsim.base.errors import FedsimError
+from fedsim.base.errors import FedsimError, name_rounds
 from fedsim.federation.config import AttackFile
 from fedsim.federation.table_validation import validate_tables
 from fedsim.report.finding_views import FindingView
@@ -120,7 +120,8 @@ def experiment_audit(audit: Audit) -> Audit | None:
 def finding_name(finding: FindingView) -> str:
     """Name a finding by attack, round, victim and random start."""
     about = finding.about
-    return f"{about['attack']}, round {about['round']}, client {about['victim']}, start {int(about['repeat']) + 1}"
+    rounds = name_rounds(str(about["round"]))
+    return f"{about['attack']}, {rounds}, client {about['victim']}, start {int(about['repeat']) + 1}"
 
 
 def attack_titles(findings: Iterable[FindingView]) -> list[str]:

@@ -254,7 +254,7 @@ def test_where_the_decoder_failed_the_others_go_on(run: Callable[..., OpenRun]) 
     failures = open_audit(folder.path, None, trust=True).run()
     line = Path(__file__).read_text().splitlines().index('            raise RuntimeError("it did not work")') + 1
     assert failures == [
-        "decoder, round 1-5 by 2, client 2: RuntimeError: it did not work "
+        "decoder, rounds 1-5 by 2, client 2: RuntimeError: it did not work "
         f"({__file__}:{line}; the traceback is in log.txt)",
         "aia, source: 'decoder' decoded no model of client 2; see why it failed there, or choose another source",
     ]
@@ -472,7 +472,7 @@ def test_a_model_decoded_from_other_rounds_is_not_built_upon(run: Callable[..., 
     fewer = validate_tables(AttackFile, {**tables, "attack": [DECODER, attack("sia", "decoder")]}, "a.toml")
     [failure] = open_audit(folder.path, fewer, trust=True).run()
     assert failure == (
-        "sia, round 1+5, client 0: expected at least 2 candidates for the source of a record, but 1 have a model that "
+        "sia, rounds 1+5, client 0: expected at least 2 candidates for the source of a record, but 1 have a model that "
         "'decoder' decoded; attack more victims, or see why it failed for the others"
     )
 

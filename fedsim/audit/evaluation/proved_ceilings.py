@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedsim.audit.evaluation.memberships import RATES
+from fedsim.base.errors import name_rounds
 from fedsim.interfaces.knowledge import HELD_OUT
 from fedsim.interfaces.mechanism import Mechanism
 from fedsim.privacy.ceilings import TradeOff, compute_trade_off
@@ -73,8 +74,8 @@ class ProvedCeiling:
     def sentence(self) -> str:
         """Say what is wrong where the ceiling is exceeded."""
         return (
-            f"{self.attack}: {self.metric} = {self.value:.4g} of client {self.victim} in round {self.round} is above "
-            f"the proved ceiling of {self.ceiling:.4g} (by chance in at most {FALSE_ALARMS:g} of runs), so the "
+            f"{self.attack}: {self.metric} = {self.value:.4g} of client {self.victim} in {name_rounds(self.round)} is "
+            f"above the proved ceiling of {self.ceiling:.4g} (by chance in at most {FALSE_ALARMS:g} of runs), so the "
             "mechanism, its accountant or the draw of candidates is broken; run `fedsim audit-defense` on the defense"
         )
 
