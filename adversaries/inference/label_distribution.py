@@ -8,6 +8,7 @@ from copy import deepcopy
 import torch
 from torch import Tensor
 
+from adversaries.inference.usable_rounds import compute_by_round
 from fedsim.base.errors import AttackError, KnowledgeError
 from fedsim.interfaces.attack import Knowledge, Progress, Target
 from fedsim.interfaces.findings import LabelDistribution
@@ -22,7 +23,7 @@ ClassCounter = Callable[[Update], Tensor]
 def infer_label_distribution(
     target: Target, rule: ClassCounter, progress: Progress, *, smoothing: float | None
 ) -> LabelDistribution:
-    """Estimate the shares of classes from each message of the victim.
+    """Estimate the shares of classes from each message of the victim; those that cannot be attacked are left out.
 
     The reported objective is the total variation distance of a round to the mean of the rounds so
     far.
@@ -33,8 +34,8 @@ def infer_label_distribution(
             is subtracted from the counts.
     """
     rounds = target.participation_rounds()
-    shares_by_round: list[Tensor] = []
-    for rounds_so_far, number in enumerate(rounds, start=1):
+
+    def infer_shares(number: int) -> Tensor:
         update = target.read_update(number)
         where = f"round {number}, client {target.victim}"
         if update.num_examples < 1:
@@ -43,10 +44,16 @@ def infer_label_distribution(
             counts = rule(update).double().cpu()
         except KnowledgeError as error:  # its remedy, to grant the labels, does not help here
             raise AttackError(f"{where}: {_explain_layer(error)}") from error
-        shares_by_round.append(_subtract_smoothing(counts, smoothing or 0.0))
-        distance = (shares_by_round[-1] - torch.stack(shares_by_round).mean(0)).abs().sum() / 2
-        progress(rounds_so_far, len(rounds), {"objective": float(distance)})
-    return LabelDistribution(rounds=torch.tensor(rounds), shares=torch.stack(shares_by_round))
+        return _subtract_smoothing(counts, smoothing or 0.0)
+
+    shares_by_round: dict[int, Tensor] = {}
+    for number, shares in compute_by_round(rounds, infer_shares):
+        shares_by_round[number] = shares
+        distance = (shares - torch.stack(list(shares_by_round.values())).mean(0)).abs().sum() / 2
+        progress(rounds.index(number) + 1, len(rounds), {"objective": float(distance)})
+    return LabelDistribution(
+        rounds=torch.tensor(list(shares_by_round)), shares=torch.stack([*shares_by_round.values()])
+    )
 
 
 def check_output_layer(knowledge: Knowledge) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
+from adversaries.inference.usable_rounds import compute_by_round
 from adversaries.loadable_network import LoadableNetwork, match_state
 from adversaries.local_models.model_sources import compute_losses, compute_outputs, returned_weights, unpack_records
 from fedsim.base.errors import AttackError
@@ -25,7 +26,7 @@ from fedsim.inversion.named_states import named_states
 from fedsim.recording.wire_format import State, Update
 from fedsim.training.gradients import example_gradients, flatten_examples
 
-_MIN_CLIENTS_PER_ROUND = 3
+MIN_CLIENTS_PER_ROUND = 3
 """The victim and two other clients, the fewest that have a mean and a standard deviation."""
 PASSIVE_INFERENCE_PAPER = cite("Li2023a")
 _GRADIENT_CHUNK_NUMEL = 1 << 25
@@ -253,11 +254,11 @@ def score_against_other_clients(
     """
     transcript, victim = target.transcript, target.victim
     rounds = [
-        number for number in target.participation_rounds() if len(transcript.clients(number)) >= _MIN_CLIENTS_PER_ROUND
+        number for number in target.participation_rounds() if len(transcript.clients(number)) >= MIN_CLIENTS_PER_ROUND
     ]
     if not rounds:
         raise AttackError(
-            f"client {victim}: in none of its rounds at least {_MIN_CLIENTS_PER_ROUND - 1} other clients are recorded, "
+            f"client {victim}: in none of its rounds at least {MIN_CLIENTS_PER_ROUND - 1} other clients are recorded, "
             "which it is compared with; record more clients, or take membership-cosine, which reads the victim alone"
         )
 
@@ -275,15 +276,19 @@ def score_against_other_clients(
 
 
 def _average_rounds(rounds: Sequence[int], score_round: Callable[[int], Tensor], progress: Progress) -> Membership:
-    total: Tensor | None = None
-    for rounds_so_far, number in enumerate(rounds, start=1):
+    """Return the mean of the scores of all rounds that can be scored."""
+
+    def score_finitely(number: int) -> Tensor:
         scores = score_round(number).double().cpu()
         if not scores.isfinite().all():
             raise AttackError(f"round {number}: the score of a candidate is NaN or infinite; inspect other rounds")
-        total = scores if total is None else total + scores
-        progress(rounds_so_far, len(rounds), {"objective": float(-total.mean() / rounds_so_far)})
-    assert total is not None
-    return Membership(scores=total / len(rounds))
+        return scores
+
+    total, count = torch.zeros((), dtype=torch.float64), 0
+    for number, scores in compute_by_round(rounds, score_finitely):
+        total, count = total + scores, count + 1
+        progress(rounds.index(number) + 1, len(rounds), {"objective": float(-total.mean() / count)})
+    return Membership(scores=total / count)
 
 
 def _class_log_odds(logits: Tensor, labels: Tensor) -> Tensor:

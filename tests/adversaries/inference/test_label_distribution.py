@@ -292,3 +292,18 @@ def test_a_client_that_holds_nothing_is_refused(digits: Dataset, tmp_path: Path)
     for attack in ATTACKS:
         with pytest.raises(AttackError, match="N is 0; attack a client that reports its num_examples"):
             claimed(attack, Transcript(tmp_path), knowledge(digits))
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_round_that_cannot_be_attacked_is_told_and_the_others_count(
+    attack: Attack, digits: Dataset, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = record_rounds(tmp_path / "first", digits, rounds=1)
+    before, recorder = copy_state(mlp(2)), Recorder(tmp_path / "both")
+    payload = Payload.from_dense({name: tensor / 0 for name, tensor in before.items()}, "weights")
+    recorder.write(1, [first.update(1, 0)])
+    recorder.write(2, [Update(round=2, client=0, before=before, payload=payload, num_examples=20)])
+    finding = claimed(attack, Transcript(recorder.folder), knowledge(digits))
+    assert finding.rounds.tolist() == [1]
+    assert torch.equal(finding.shares, claimed(attack, first, knowledge(digits)).shares)
+    assert "a round is left out: round 2, client 0: " in caplog.text

@@ -266,3 +266,16 @@ def test_updates_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     recorder.write(1, sent)
     with pytest.raises(AttackError, match="round 1, client 0: its update holds NaN or infinite values"):
         infer(MembershipCosine(), Transcript(recorder.folder))
+
+
+def test_a_round_that_is_not_finite_is_told_and_the_others_are_averaged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder, before = Recorder(tmp_path), copy_state(network(1))
+    after = {name: 1.1 * tensor for name, tensor in before.items()}
+    recorder.write(1, [build_update(before, after, num_examples=HELD)])
+    alone = infer(MembershipCosine(), Transcript(recorder.folder))
+    broken = {name: tensor / 0 for name, tensor in before.items()}
+    recorder.write(2, [build_update(before, broken, round=2, num_examples=HELD)])
+    assert torch.equal(infer(MembershipCosine(), Transcript(recorder.folder)), alone)
+    assert "a round is left out: round 2, client 0: its update holds NaN or infinite values" in caplog.text
