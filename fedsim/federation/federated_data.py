@@ -158,10 +158,12 @@ class FederatedData:
         if self.samples_per_client is not None:
             counts = np.minimum(counts, self.samples_per_client)
         if counts.min() <= 0:
-            raise ConfigError(
-                f"partition: client {int(np.argmax(counts <= 0))} has no example to train on; "
-                "lower federation.clients or partition.test_fraction"
-            )
+            remedy = "lower federation.clients"
+            if self.clients_hold_out:
+                remedy += " or partition.test_fraction"
+            if getattr(self.partition, "min_examples", 1) == 0:
+                remedy = f"set partition.min_examples to 1 or more, or {remedy}"
+            raise ConfigError(f"partition: client {int(np.argmax(counts <= 0))} has no example to train on; {remedy}")
         counts_by_client: list[int] = counts.tolist()
         return counts_by_client
 

@@ -290,9 +290,10 @@ class GradientInversion(Attack):
         uses_batch_statistics = recipe.normalised_by_batch or problem.uses_batch_statistics
         if not uses_batch_statistics and used_batch_statistics(update, problem.model):
             warn(
-                f"{self.title} on {problem.where}: the client's BatchNorm layers normalised by the "
-                "batch, this attack normalises by the running statistics; expect little, or choose an attack that "
-                "normalises by the batch, such as see-through-gradients with exact_statistics = true"
+                f"{self.title} on {problem.where}: running statistics of BatchNorm layers moved, as where the client "
+                "normalises by the batch or adds noise to them, and this attack normalises by the running ones; unless "
+                "it is noise, expect little, or choose an attack that normalises by the batch, such as "
+                "see-through-gradients with exact_statistics = true"
             )
 
     def _add_labels(

@@ -144,7 +144,8 @@ def _find_output_layer(model: nn.Module, inputs: Tensor) -> tuple[str, Tensor]:
         raise KnowledgeError(f"labels cannot be recovered: the model {end}; {_REMEDY}")
     if outputs.ndim < 2 or outputs.shape[1] == 1:
         raise KnowledgeError(
-            f"labels cannot be recovered: they are targets of a regression, which nothing reveals; {_REMEDY}"
+            "labels cannot be recovered: the model has one output, whose gradient is summed over all examples, "
+            f"targets and classes alike; {_REMEDY}"
         )
     if has_loss_term(outputs) and _term_moves_layer(model, last[0], inputs):
         raise KnowledgeError(

@@ -393,6 +393,16 @@ def test_buffers_that_are_not_shared_are_one_sentence(record: Record) -> None:
         run(InvertingGradients(), record(bare), knowledge)
 
 
+def test_running_statistics_that_noise_moved_are_not_said_to_be_of_a_batch(
+    record: Record, caplog: pytest.LogCaptureFixture
+) -> None:
+    update = trained(with_batch_norm, before=used_state(), batch_norm="eval")
+    after = {name: tensor + 0.01 * torch.randn(tensor.shape) for name, tensor in update.after.items()}
+    noisy = dataclasses.replace(update, payload=Payload.from_dense(after, "weights"))
+    run(InvertingGradients(iterations=1), record(noisy), dataclasses.replace(KNOWN, model=with_batch_norm))
+    assert "as where the client normalises by the batch or adds noise to them" in caplog.text
+
+
 @pytest.mark.parametrize("moved", ["running_mean", "running_var", "weight"])
 def test_running_statistics_that_moved_tell_of_training(moved: str) -> None:
     model, before = with_batch_norm(), used_state()

@@ -579,9 +579,15 @@ def test_as_many_clients_only_test_as_make_up_the_fraction(
 
 def test_a_client_without_data_is_named(people: Dataset) -> None:
     young = adult(np.full(50, 25), np.arange(50) < 9)
-    with pytest.raises(ConfigError, match=r"client 1 has no example to train on; lower federation\.clients") as caught:
+    with pytest.raises(ConfigError, match=r"client 1 has no example to train on; lower federation\.clients$") as caught:
         shared((AdultByAge(), young)).train(0)
     sentence(caught)
+
+
+def test_a_dirichlet_draw_that_leaves_a_client_without_data_names_what_prevents_it(ten: Dataset) -> None:
+    remedy = r"no example to train on; set partition\.min_examples to 1 or more, or lower federation\.clients$"
+    with pytest.raises(ConfigError, match=remedy):
+        shared((Dirichlet(alpha=0.001, min_examples=0), ten), clients=30).train(0)
 
 
 def test_with_distinct_labels_no_client_holds_a_class_twice(ten: Dataset) -> None:

@@ -208,7 +208,7 @@ class ShiftedInputs(nn.Module):
         (ShiftedInputs("weight"), "the model uses 'layer.weight' of its last linear layer elsewhere, too"),
         (nn.Sequential(nn.Linear(6, 5), nn.Softmax(1)), "the model ends in Softmax, not in a linear layer"),
         (nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5)), "the model ends in BatchNorm1d, not in a linear layer"),
-        (nn.Sequential(nn.Linear(6, 1)), "targets of a regression, which nothing reveals"),
+        (nn.Sequential(nn.Linear(6, 1)), "the model has one output, whose gradient is summed over all examples"),
     ],
 )
 def test_a_model_without_a_last_layer_of_classes_is_refused(model: nn.Module, told: str) -> None:
