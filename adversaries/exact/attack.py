@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -59,7 +59,7 @@ class FirstLayerAttack(Attack):
         """Refuse a network without a first linear layer that it reads."""
         check_first_layer(knowledge, "the network")
 
-    def check_num_examples(self, knowledge: Knowledge, num_examples: int) -> None:
+    def check_num_examples(self, knowledge: Knowledge, num_examples: int, granted: Collection[str]) -> None:
         """Refuse more examples than the first linear layer can distinguish."""
         check_layer_size(check_first_layer(knowledge, "the network"), num_examples)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -60,7 +61,7 @@ class CocktailParty(Attack):
         """Refuse a network without a first linear layer that it reads."""
         check_first_layer(knowledge, "the network", relu=self.refine)
 
-    def check_num_examples(self, knowledge: Knowledge, num_examples: int) -> None:
+    def check_num_examples(self, knowledge: Knowledge, num_examples: int, granted: Collection[str]) -> None:
         """Refuse more examples than the first linear layer can distinguish."""
         check_layer_size(check_first_layer(knowledge, "the network", relu=self.refine), num_examples)
 

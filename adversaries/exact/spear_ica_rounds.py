@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -31,7 +32,7 @@ class SpearIcaRounds(SpearIca):
 
     rounds_needed: ClassVar[RoundsNeeded] = ALL
 
-    def check_num_examples(self, knowledge: Knowledge, num_examples: int) -> None:
+    def check_num_examples(self, knowledge: Knowledge, num_examples: int, granted: Collection[str]) -> None:
         """Refuse more examples than the first linear layer can distinguish by the units of any number of rounds."""
         check_layer_size(check_first_layer(knowledge, "the network"), num_examples, stacked=True)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from adversaries.inference.membership import CandidateScorer, score_against_other_clients
+from adversaries.inference.membership import MIN_CLIENTS_PER_ROUND, CandidateScorer, score_against_other_clients
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import ALL, CLIENT, Attack, Paper, Progress, RoundsNeeded, Target
 from fedsim.interfaces.findings import Finding
@@ -35,6 +35,7 @@ class MembershipLira(Attack):
     needs: ClassVar[frozenset[str]] = frozenset({"model", "candidates"})
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
     rounds_needed: ClassVar[RoundsNeeded] = ALL
+    clients_needed: ClassVar[int] = MIN_CLIENTS_PER_ROUND
     needs_num_examples: ClassVar[bool] = False
 
     def _run(self, target: Target, progress: Progress) -> Finding:

@@ -85,6 +85,7 @@ class SourceInference(ModelAttack):
     paper: ClassVar[Paper] = cite("Hu2021")
     vector_targets: ClassVar[bool] = True
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "records"})
+    clients_needed: ClassVar[int] = 2
     transcript_sources: ClassVar[tuple[str, ...]] = (RETURNED, LAST_RETURNED)
 
     def __post_init__(self) -> None:

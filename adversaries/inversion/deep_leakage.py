@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,7 +13,7 @@ from fedsim.base.constraints import PositiveFloat, PositiveInt
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Knowledge, Paper
 from fedsim.inversion.distances import SquaredL2
-from fedsim.inversion.labels.gradients import sign_rule
+from fedsim.inversion.labels.gradients import check_single_example, sign_rule
 from fedsim.inversion.matching import GradientInversion
 from fedsim.inversion.model_checks import random_inputs
 from fedsim.inversion.problem import InversionProblem
@@ -75,6 +76,11 @@ class ImprovedDeepLeakage(GradientInversion):
 
     paper: ClassVar[Paper] = cite("Zhao2020")
     needs: ClassVar[frozenset[str]] = GradientInversion.needs | MEAN_GRADIENT_FACTS
+
+    def check_num_examples(self, knowledge: Knowledge, num_examples: int, granted: Collection[str]) -> None:
+        """Refuse several examples whose labels are not granted."""
+        if "labels" not in granted:
+            check_single_example(num_examples, "the clients")
 
     def _labels(self, problem: InversionProblem, update: Update, knowledge: Knowledge, rng: torch.Generator) -> Tensor:
         if knowledge.labels is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
@@ -37,10 +38,11 @@ from fedsim.inversion.alignment import align
 from fedsim.inversion.descent import Curves, Step, Trial, descend, divergence_error, make_optimizer_step
 from fedsim.inversion.differentiability import check_differentiability, check_inputs
 from fedsim.inversion.distances import SquaredL2
-from fedsim.inversion.labels.gradients import LABEL_RULES
-from fedsim.inversion.labels.last_layer import last_layer
+from fedsim.inversion.labels.gradients import LABEL_RULES, check_distinct_labels
+from fedsim.inversion.labels.last_layer import last_layer, output_layer
 from fedsim.inversion.labels.logit_gradient import check_mean_cross_entropy
 from fedsim.inversion.lbfgs import ValuesAndGradients, minimise
+from fedsim.inversion.model_checks import probe_inputs
 from fedsim.inversion.priors import total_variation
 from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.recipe import INPUT_MOMENTS, cosine_schedule
@@ -155,6 +157,21 @@ class TemporalInversion(Attack):
                 f"{'gradients' if self.fewest is None else 'fewest'}: krum with invalid = {self.invalid} needs at "
                 f"least {2 * self.invalid + 3}, got {self._min_gradients}"
             )
+
+    @property
+    def fewest_rounds(self) -> int:
+        """Return how many rounds it needs: one of each gradient."""
+        return self._min_gradients
+
+    def check_num_examples(self, knowledge: Knowledge, num_examples: int, granted: Collection[str]) -> None:
+        """Refuse more examples than there are classes, where each class is found once."""
+        if self.labels != "column" or "labels" in granted:
+            return
+        assert knowledge.model is not None
+        model = deepcopy(knowledge.model()).eval()
+        if (inputs := probe_inputs(model, knowledge)) is not None:
+            name, _ = output_layer(model, inputs)
+            check_distinct_labels(num_examples, len(model.get_parameter(f"{name}.weight")))
 
     @property
     def _min_gradients(self) -> int:

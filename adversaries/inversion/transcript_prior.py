@@ -90,6 +90,7 @@ class TranscriptPrior(Attack):
     uses: ClassVar[frozenset[str]] = INPUT_MOMENTS | MEAN_GRADIENT_FACTS | OPTIMIZER_FACTS | {"labels", "num_classes"}
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
     rounds_needed: ClassVar[RoundsNeeded] = ALL
+    clients_needed: ClassVar[int] = 2
     needs_client_ids: ClassVar[bool] = False
 
     def check_facts(self, knowledge: Knowledge) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -75,7 +75,7 @@ class Unmixing(GradientInversion):
                 "leave it out"
             )
 
-    def check_num_examples(self, knowledge: Knowledge, num_examples: int) -> None:
+    def check_num_examples(self, knowledge: Knowledge, num_examples: int, granted: Collection[str]) -> None:
         """Refuse more examples than signs can be tried for."""
         _check_signs(knowledge, num_examples, "the clients")
 

@@ -40,6 +40,7 @@ def find_refusals(audit: Audit) -> dict[str, str]:
             _check_observations(audit, attack)
             _check_message_facts(audit.spec.adversary, attack)
             _check_round_count(audit, attack)
+            _check_client_count(audit, attack)
             _check_facts(audit, attack)
         except KnowledgeError as error:
             reasons[title] = str(error)
@@ -96,7 +97,7 @@ def _check_facts(audit: Audit, attack: Attack) -> None:
         attack.check_facts(knowledge)
         reported = audit.example_counts if audit.has_messages else {}
         if (least := audit.case.least_num_examples(audit.spec.adversary, reported)) is not None:
-            attack.check_num_examples(knowledge, least)
+            attack.check_num_examples(knowledge, least, private_facts(audit.spec.adversary))
     except (AttackError, KnowledgeError) as error:
         raise KnowledgeError(f"{attack.title} does not apply: {error}") from error
     except Exception as error:  # whatever a stranger's network raises; the attack itself says it of each victim
@@ -123,13 +124,25 @@ def _check_message_facts(adversary: AdversaryTable, attack: Attack) -> None:
 
 def _check_round_count(audit: Audit, attack: Attack) -> None:
     """Raise KnowledgeError where fewer rounds are to be attacked than `attack` reads, which shows before any is run."""
-    needed, count = attack.rounds_needed, _count_rounds(audit.spec.adversary, audit.config)
-    if isinstance(needed, str) or attack.reads_one_round() or count is None or count >= needed:
+    needed, count = attack.fewest_rounds, _count_rounds(audit.spec.adversary, audit.config)
+    if attack.reads_one_round() or count is None or count >= needed:
         return
     raise KnowledgeError(
         f"{attack.title} needs at least {needed} rounds of a client, and {count} {'is' if count == 1 else 'are'} to be "
         "attacked; name more (adversary.rounds), and record as many"
     )
+
+
+def _check_client_count(audit: Audit, attack: Attack) -> None:
+    """Raise KnowledgeError where the attacked rounds show fewer clients than `attack` compares."""
+    if attack.clients_needed == 1:
+        return
+    count = audit.case.count_clients(audit.spec.adversary)
+    if count is not None and count < attack.clients_needed:
+        raise KnowledgeError(
+            f"{attack.title} compares a client with others and needs {attack.clients_needed} clients in the attacked "
+            f"rounds, which have at most {count}; record more, or choose an attack that reads its victim alone"
+        )
 
 
 def _count_rounds(adversary: AdversaryTable, config: Config | None) -> int | None:

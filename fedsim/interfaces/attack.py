@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
@@ -134,6 +134,8 @@ class Attack(CheckedSettings, ABC):
         rounds_needed: how many rounds of the victim one run reads: 1 is a single round, so that it
             is made on each round to be attacked by itself; `ALL` is all of these at once, and a
             larger number is all of them, too, but refused where the victim took part in fewer.
+        clients_needed: how many clients the attacked rounds have to show, for an attack that compares its victim with
+            others; where fewer can be recorded, it is refused.
         needs_num_examples: whether it reads N, so that it is refused where the threat model withholds it.
         needs_client_ids: whether an attack on several rounds joins them by the id of its victim, so that it is
             refused where clients have other pseudonyms in each round.
@@ -152,6 +154,7 @@ class Attack(CheckedSettings, ABC):
     uses: ClassVar[frozenset[str]] = frozenset()
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT, GROUP})
     rounds_needed: ClassVar[RoundsNeeded] = 1
+    clients_needed: ClassVar[int] = 1
     needs_num_examples: ClassVar[bool] = True
     needs_client_ids: ClassVar[bool] = True
     subject: ClassVar[Subject] = "numbers"
@@ -216,6 +219,11 @@ class Attack(CheckedSettings, ABC):
     def reads_one_round(cls) -> bool:
         """Return whether it is made on each round by itself, and not on all of them at once."""
         return cls.rounds_needed == 1
+
+    @property
+    def fewest_rounds(self) -> int:
+        """Return how many rounds of its victim it needs at least as it is set."""
+        return self.rounds_needed if isinstance(self.rounds_needed, int) else 1
 
     @final
     def run(self, target: Target, progress: Progress | None = None) -> Finding:
@@ -313,7 +321,7 @@ class Attack(CheckedSettings, ABC):
         """
         del knowledge
 
-    def check_num_examples(self, knowledge: Knowledge, num_examples: int) -> None:
+    def check_num_examples(self, knowledge: Knowledge, num_examples: int, granted: Collection[str]) -> None:
         """Refuse a number of examples N of which it can make nothing, whatever the message; none by default.
 
         It is called before a federation runs, with the least N of the clients that may be attacked, and `run` does not
@@ -322,11 +330,12 @@ class Attack(CheckedSettings, ABC):
         Args:
             knowledge: as of `check_facts`.
             num_examples: N.
+            granted: names of the facts private to a victim that it will be granted besides, such as `labels`.
 
         Raises:
             AttackError: such as of more examples than the network's first layer can distinguish.
         """
-        del knowledge, num_examples
+        del knowledge, num_examples, granted
 
     def _check_target(self, target: Target) -> Target:
         """Check that knowledge and rounds suffice; return the target with the declared facts."""

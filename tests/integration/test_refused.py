@@ -7,14 +7,17 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tomli_w
+from numpy.typing import NDArray
 
 import fedsim
 from fedsim.api import pipeline
 from fedsim.api.adversaries import Adversary
 from fedsim.audit.audit import Audit, open_audit
 from fedsim.base.errors import ConfigError, KnowledgeError
+from fedsim.data import Dataset
 from fedsim.federation.config import AttackFile
 from fedsim.federation.experiment import Experiment
 from fedsim.federation.integrity import compare_with_manifest
@@ -160,6 +163,61 @@ def test_more_examples_than_a_first_layer_distinguishes_are_refused_before_any_t
     experiment, folder = Experiment(resolve(config)), OpenRun(tmp_path / "run")
     found = Audit(folder=folder, spec=config, experiment=experiment, base_folder=tmp_path, awaits_run=True)
     assert reason in found.refusal_reasons.get(attack, "")
+    assert bool(found.refusal_reasons) == bool(reason)
+
+
+def iid(examples: int) -> dict[str, Any]:
+    return {"partition": {"name": "iid", "samples_per_client": examples}}
+
+
+ONE_LABEL = "idlg does not apply: the clients: the label of one example is read from signs, N is 4"
+COLUMN = {"name": "tgias-ro", "labels": "column", "gradients": 2}
+LARGEST_FIRST = {"name": "tests.integration.test_refused:LargestFirst"}
+
+
+class LargestFirst:
+    """Twelve examples for the first client, four for each of the others."""
+
+    def assign(self, dataset: Dataset, clients: int, rng: np.random.Generator) -> list[NDArray[np.int64]]:
+        ends = np.cumsum([12, *[4] * (clients - 1)])
+        return np.split(np.arange(ends[-1]), ends[:-1])
+
+
+@pytest.mark.parametrize(
+    ("attack", "tables", "reason"),
+    [
+        ({"name": "idlg"}, {}, ONE_LABEL),
+        ({"name": "idlg"}, {"adversary": {"knowledge": {"labels": True}}}, ""),
+        ({"name": "idlg"}, iid(1), ""),
+        (COLUMN, iid(11), "tgias-ro does not apply: the column rule finds each class once, N = 11 is more than 10"),
+        (COLUMN, iid(10), ""),
+        (COLUMN | {"labels": "bias"}, iid(11), ""),
+        ({"name": "tgias-ro"}, {}, "tgias-ro needs at least 10 rounds of a client, and 2 are to be attacked"),
+        ({"name": "fedmia"}, {}, "fedmia compares a client with others and needs 3 clients in the attacked rounds"),
+        ({"name": "giml"}, {"federation": {"clients": 1}}, "giml compares a client with others and needs 2 clients"),
+        ({"name": "membership-lira"}, {"recording": {"clients": [0, 1]}, "federation": {"clients": 3}}, "at most 2"),
+        ({"name": "membership-lira"}, {"federation": {"clients": 3}}, ""),
+        ({"name": "membership-lira"}, {"federation": {"clients": 3}, "strategy": {"fraction_train": 0.7}}, ""),
+        (
+            {"name": "membership-lira"},
+            {"federation": {"clients": 3}, "strategy": {"fraction_train": 0.7}, "adversary": {"rounds": [1]}},
+            "which have at most 2",
+        ),
+        # Without victims the first client is attacked, which is not the one with the fewest examples.
+        ({"name": "spear"}, {"partition": LARGEST_FIRST, "adversary": {"victims": None}}, "N is 12, but"),
+        ({"name": "spear"}, {"partition": LARGEST_FIRST, "adversary": {"victims": [1]}}, ""),
+    ],
+)
+def test_too_many_examples_too_few_rounds_and_too_few_clients_are_refused_before_any_training(
+    attack: dict[str, Any], tables: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    adversary = {"victims": [0], "rounds": "all", "knowledge": {"candidates": "held-out"}} | tables.get("adversary", {})
+    federation = TABLES["federation"] | tables.get("federation", {})
+    changed = TABLES | tables | {"adversary": adversary, "federation": federation, "attack": [attack]}
+    experiment = Experiment(resolve(config := make_tiny_config(**changed)))
+    folder = OpenRun(tmp_path / "run")
+    found = Audit(folder=folder, spec=config, experiment=experiment, base_folder=tmp_path, awaits_run=True)
+    assert reason in found.refusal_reasons.get(attack["name"], "")
     assert bool(found.refusal_reasons) == bool(reason)
 
 

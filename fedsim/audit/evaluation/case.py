@@ -138,6 +138,10 @@ class Case(ABC):
         """
 
     @abstractmethod
+    def count_clients(self, adversary: AdversaryTable) -> int | None:
+        """Return how many clients at most the attacked rounds show; None where it is not known."""
+
+    @abstractmethod
     def public(self) -> PublicExamples | None:
         """Return examples of the same kind that no client holds; None where none are known."""
 

@@ -107,10 +107,30 @@ class OwnRun(Case):
             counts = {client: count % batch_size or batch_size for client, count in counts.items()}
         table = experiment.config.secure_aggregation
         if table is not None and not adversary.role.colluders:  # a sum is of so many members at least
-            settings = experiment.strategy_settings(experiment.new_strategy())
-            sizes = group_sizes(table.groups, sample_size(settings, len(counts)))
+            sizes = group_sizes(table.groups, self._sample_size)
             return sum(sorted(counts.values())[: table.min_survivors(sizes[-1])])
+        if adversary.victims is None and adversary.who == "server" and self._all_take_part:
+            return counts[min(experiment.config.recording.clients or counts)]  # the first recorded client
         return least_of_victims(counts, adversary)
+
+    def count_clients(self, adversary: AdversaryTable) -> int:
+        """Return how many clients are recorded, of a single round no more than are sampled."""
+        config = self.own_experiment.config
+        is_one_round = adversary.rounds != "all" and len(adversary.rounds or (1,)) == 1
+        clients = self._sample_size if is_one_round else config.federation.clients
+        return min(clients, len(config.recording.clients or range(clients)))
+
+    @property
+    def _all_take_part(self) -> bool:
+        """Whether each client sends in each round."""
+        federation = self.own_experiment.config.federation
+        return not federation.straggler_probability and self._sample_size == federation.clients
+
+    @property
+    def _sample_size(self) -> int:
+        """How many clients are sampled for a round."""
+        settings = self.own_experiment.strategy_settings(self.own_experiment.new_strategy())
+        return sample_size(settings, self.own_experiment.config.federation.clients)
 
     def public(self) -> PublicExamples:
         """Return the first examples of the test set."""

@@ -38,11 +38,7 @@ def sign_rule(problem: InversionProblem, dummy: Tensor) -> Tensor:
     References:
         [Zhao2020], for the bias (the paper's weights need features of one sign).
     """
-    if problem.num_examples != 1:
-        raise AttackError(
-            f"{problem.where}: the label of one example is read from signs, N is "
-            f"{problem.num_examples}; grant the labels or choose another attack"
-        )
+    check_single_example(problem.num_examples, problem.where)
     name = last_bias_name(problem.model, problem.scaling.to_model(dummy))
     if name not in problem.parameter_names:
         raise untrained_layer_error(name)
@@ -51,6 +47,15 @@ def sign_rule(problem: InversionProblem, dummy: Tensor) -> Tensor:
     if not torch.equal(form.targets.argmax(1), torch.arange(len(form.targets))):
         raise KnowledgeError(f"{problem.where}: the loss that clients minimise does not move the true class most")
     return problem.direction[problem.parameter_names.index(name)].argmin().reshape(1)
+
+
+def check_single_example(num_examples: int, where: str) -> None:
+    """Raise AttackError unless the sign rule finds all labels."""
+    if num_examples != 1:
+        raise AttackError(
+            f"{where}: the label of one example is read from signs, N is {num_examples}; grant the labels or choose "
+            "another attack"
+        )
 
 
 LabelRule = Callable[[Sequence[LastLayer], int, torch.Generator], Tensor]
@@ -73,12 +78,17 @@ def column_rule(layers: Sequence[LastLayer], num_examples: int, rng: torch.Gener
         [Yin2021], Sect. 3.2. Differs: takes the mean of several gradients.
     """
     smallest = torch.stack([layer.weight_gradient.min(1).values for layer in layers]).mean(0)
-    if num_examples > len(smallest):
-        raise AttackError(
-            f"the column rule finds each class once, N = {num_examples} is more than "
-            f"{len(smallest)} classes; recover labels by optimisation"
-        )
+    check_distinct_labels(num_examples, len(smallest))
     return smallest.argsort()[:num_examples].sort().values
+
+
+def check_distinct_labels(num_examples: int, classes: int) -> None:
+    """Raise AttackError unless the column rule can find all labels."""
+    if num_examples > classes:
+        raise AttackError(
+            f"the column rule finds each class once, N = {num_examples} is more than {classes} classes; recover labels "
+            "by optimisation"
+        )
 
 
 def bias_rule(layers: Sequence[LastLayer], num_examples: int, rng: torch.Generator) -> Tensor:
