@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -171,15 +172,19 @@ def list_attacks(data: str) -> list[dict[str, Any]]:
 
 def measure(data: str, batch_norm: bool, seed: int) -> list[Row]:
     """Return the scores of every attack on every client of one federation."""
-    path = RUNS / "lmra_models" / f"{data}{'-bn' if batch_norm else ''}-{seed}"
     tables = read_experiment(data)
     tables["federation"]["seed"] = seed
     if batch_norm:
         tables["model"]["batch_norm"] = True
         tables["training"]["batch_norm_statistics"] = "withheld"
-    knowledge = {"records": True} | ({"partial_records": ATTRIBUTES[data]} if data in ATTRIBUTES else {})
-    tables["adversary"] = {"victims": "all", "rounds": "all", "knowledge": knowledge}
     tables["attack"] = list_attacks(data)
+    return attack_clients(tables, data, "all", RUNS / "lmra_models" / f"{data}{'-bn' if batch_norm else ''}-{seed}")
+
+
+def attack_clients(tables: dict[str, Any], data: str, victims: str | list[int], path: Path) -> list[Row]:
+    """Run an experiment in `path`, and return the scores of its attacks on some of its clients."""
+    knowledge = {"records": True} | ({"partial_records": ATTRIBUTES[data]} if data in ATTRIBUTES else {})
+    tables["adversary"] = {"victims": victims, "rounds": "all", "knowledge": knowledge}
     try:
         run_or_resume(tables, path)
     except RunError as error:
