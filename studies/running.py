@@ -223,7 +223,11 @@ def note_origin(path: Path) -> None:
 
 
 def run_cells(study: Study, path: Path, only: Mapping[str, str], minutes: float) -> None:
-    """Measure the cells that have no row yet, until the time is up."""
+    """Measure the cells that have no row yet, until the time is up.
+
+    Raises:
+        ConfigError: a row has another value than its cell in one of the cell's columns, so it would not be found again.
+    """
     assert study.module is not None
     is_row_of = getattr(study.module, "is_row_of", matches)
     started, every = time.monotonic(), study.cells()
@@ -235,6 +239,12 @@ def run_cells(study: Study, path: Path, only: Mapping[str, str], minutes: float)
             return
         measured = study.module.measure(**cell)
         rows = [cell | row for row in (measured if isinstance(measured, list) else [measured])]
+        for name, row in itertools.product(cell, rows):
+            if row[name] != cell[name]:
+                raise ConfigError(
+                    f"studies/{study.name}: a row's column '{name}' has {row[name]}, and that of its cell has "
+                    f"{cell[name]}; give one of them another name"
+                )
         append_rows(path, rows, study.file.number_format, every)
         print(*(f"{name} {value}" for name, value in (rows or [cell])[0].items()), flush=True)
 

@@ -2,15 +2,88 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from studies.lmra.study import read_experiment
-from studies.lmra_models.study import attack_clients, list_attacks
-from studies.running import RUNS, Row
+import numpy as np
+
+from studies.lmra.study import LABELS, read_experiment
+from studies.lmra_models.study import (
+    Cell,
+    attack_clients,
+    format_difference,
+    format_number,
+    format_score,
+    list_attacks,
+    split_federations,
+)
+from studies.running import RUNS, Row, Study, read_rows
+from studies.writing import group_rows, markdown_table, select_rows
 
 ATTACKED = 10
 SMALL_BATCH = 256
 """Batch size where clients have few examples."""
+TITLES = {
+    ("examples", "64"): "64 examples",
+    ("examples", "256"): "256 examples",
+    ("examples", "1024"): "1024 examples",
+    ("batch_size", "8"): "B = 8",
+    ("batch_size", "64"): "B = 64",
+    ("batch_size", "full"): "B = N",
+    ("local_epochs", "10"): "E = 10",
+    ("clients", "40"): "40 clients",
+    ("clients", "100"): "100 clients of 256",
+}
+"""Settings and values in the order of the tables."""
+BASE = "base setting"
+BASES = {"100 clients of 256": "256 examples", "40 clients": ""}
+"""What a line is compared with, if not with the base setting; 40 clients of AT&T hold other images."""
+Column = tuple[str, str, str, str]
+"""Its title; an attack, its metric, and what to show: its score, its floor, or the name of what is subtracted."""
+COLUMNS: dict[str, list[Column]] = {
+    "local": [
+        ("distance: floor", "last-returned", "parameter_distance", "its floor"),
+        ("last-returned", "last-returned", "parameter_distance", ""),
+        ("dummy data", "lmra-dummy-data", "parameter_distance", ""),
+        ("dummy data minus floor", "lmra-dummy-data", "parameter_distance", "floor"),
+        ("Zest: floor", "last-returned", "zest", "its floor"),
+        ("last-returned", "last-returned", "zest", ""),
+        ("dummy data", "lmra-dummy-data", "zest", ""),
+        ("dummy data minus floor", "lmra-dummy-data", "zest", "floor"),
+    ],
+    "attributes": [
+        ("floor", "aia-gradient", "attribute_accuracy", "its floor"),
+        ("gradient", "aia-gradient", "attribute_accuracy", ""),
+        ("gradient minus base", "aia-gradient", "attribute_accuracy", BASE),
+        ("last-returned", "aia, last-returned", "attribute_accuracy", ""),
+        ("dummy data", "aia, dummy data", "attribute_accuracy", ""),
+        ("dummy data minus base", "aia, dummy data", "attribute_accuracy", BASE),
+        ("optimal", "aia, optimal", "attribute_accuracy", ""),
+        ("dummy data minus gradient", "aia, dummy data", "attribute_accuracy", "aia-gradient"),
+    ],
+    "sources": [
+        ("floor", "sia, last-returned, each", "source_accuracy", "its floor"),
+        ("each record: last-returned", "sia, last-returned, each", "source_accuracy", ""),
+        ("dummy data", "sia, dummy data, each", "source_accuracy", ""),
+        ("optimal", "sia, optimal, each", "source_accuracy", ""),
+        ("client's set: last-returned", "sia, last-returned, together", "source_accuracy", ""),
+        ("dummy data", "sia, dummy data, together", "source_accuracy", ""),
+        ("optimal", "sia, optimal, together", "source_accuracy", ""),
+    ],
+    "images": [
+        ("SSIM: floor", "sra-gradient", "class_ssim", "its floor"),
+        ("gradient", "sra-gradient", "class_ssim", ""),
+        ("gradient minus base", "sra-gradient", "class_ssim", BASE),
+        ("last-returned", "sra, last-returned", "class_ssim", ""),
+        ("dummy data", "sra, dummy data", "class_ssim", ""),
+        ("dummy data minus gradient", "sra, dummy data", "class_ssim", "sra-gradient"),
+        ("PSNR, dB: gradient", "sra-gradient", "class_psnr", ""),
+        ("last-returned", "sra, last-returned", "class_psnr", ""),
+        ("dummy data", "sra, dummy data", "class_psnr", ""),
+    ],
+}
+"""Columns of each table of the page; differences are of pairs of the same client."""
+Rows = Sequence[Mapping[str, str]]
 
 
 def change_setting(data: str, setting: str, value: int | str) -> dict[str, Any]:
@@ -36,16 +109,60 @@ def change_setting(data: str, setting: str, value: int | str) -> dict[str, Any]:
     return tables
 
 
-def measure(data: str, setting: str, value: int | str) -> list[Row]:
-    """Return the scores of the attacks of the tables on ten clients of one federation, or on all if there are fewer."""
-    tables = change_setting(data, setting, value)
-    attacks = []
+def measure(data: str, setting: str, setting_value: int | str) -> list[Row]:
+    """Return the scores of the attacks of the tables on the first ten clients of one federation."""
+    experiment = change_setting(data, setting, setting_value)
+    has_others = int(experiment["federation"]["clients"]) > ATTACKED
+    experiment["attack"] = []
     for attack in list_attacks(data):
         label = attack.get("label", attack["name"])
-        # The paper's Algorithm 2 decodes nothing that the last-returned model has not, and the global model is no better.
-        if label != "lmra" and "global" not in label and ", lmra" not in label:
-            attacks.append(attack)
-    tables["attack"] = attacks
-    clients = int(tables["federation"]["clients"])
-    victims = "all" if clients <= ATTACKED else list(range(ATTACKED))
-    return attack_clients(tables, data, victims, RUNS / "lmra_sweeps" / f"{data}-{setting}-{value}")
+        # What lmra decodes and the global model have no column.
+        is_shown = label != "lmra" and "global" not in label and ", lmra" not in label
+        # Sources are inferred among the clients whose models are decoded, which have to be all.
+        if is_shown and not (
+            has_others and attack["name"] == "sia" and attack["source"] in ("lmra-dummy-data", "optimal")
+        ):
+            experiment["attack"].append(attack)
+    victims = list(range(ATTACKED)) if has_others else "all"
+    return attack_clients(experiment, data, victims, RUNS / "lmra_sweeps" / f"{data}-{setting}-{setting_value}")
+
+
+def tables(rows: Rows) -> dict[str, str]:
+    """Return the tables of the page, with a line for each federation and setting."""
+    cells = group_rows(rows, "data", "setting", "setting_value")
+    kept = select_rows(read_rows(Study.open("lmra_models").results), seed=1, batch_norm=False)
+    lines: dict[str, list[list[str]]] = {name: [] for name in COLUMNS}
+    for title, base in split_federations(kept).items():
+        (data,) = [data for data, label in LABELS.items() if label == title]
+        federations = {BASE: base}
+        for place, setting in TITLES.items():
+            if (data, *place) in cells:
+                seeded = [{"seed": "1", **row} for row in cells[data, *place]]
+                federations[setting] = group_rows(seeded, "attack", "metric")
+        for name, columns in COLUMNS.items():
+            about = title
+            for setting, cell in federations.items():
+                texts = format_columns(cell, federations.get(BASES.get(setting, BASE), {}), columns)
+                if any(texts):
+                    lines[name].append([about, setting, *texts])
+                    about = ""
+    heads = {name: ["", "", *(column for column, *_ in columns)] for name, columns in COLUMNS.items()}
+    return {name: markdown_table(heads[name], lines[name]) for name in COLUMNS}
+
+
+def format_columns(cell: Cell, base: Cell, columns: Sequence[Column]) -> list[str]:
+    """Return what columns show of one federation, given the one that it is compared with."""
+    texts = []
+    for _, attack, metric, shown in columns:
+        if shown == "its floor":
+            floors = [float(row["floor"]) for row in cell.get((attack, metric), ())]
+            text = format_number(float(np.mean(floors)), metric) if floors else ""
+        elif shown == BASE:
+            both = {**cell, (BASE, metric): base.get((attack, metric), [])}
+            text = "" if cell is base else format_difference(both, attack, BASE, metric)
+        elif shown:
+            text = format_difference(cell, attack, shown, metric)
+        else:
+            text = format_score(cell, attack, metric)
+        texts.append(text)
+    return texts

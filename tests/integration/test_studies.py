@@ -41,7 +41,9 @@ def test_a_study_says_what_it_asks_and_has_a_plan(name: str) -> None:
         assert study.cells()
 
 
-@pytest.mark.parametrize("name", ["dager", "tableak", "today", "angular", "gate", "trust", "transforms", "null_space"])
+@pytest.mark.parametrize(
+    "name", ["dager", "tableak", "today", "angular", "gate", "trust", "transforms", "null_space", "lmra_sweeps"]
+)
 def test_every_row_is_of_a_cell(name: str) -> None:
     study = Study.open(name)
     cells, is_row_of = study.cells(), getattr(study.module, "is_row_of", running.matches)
@@ -75,6 +77,15 @@ def test_a_study_goes_on_after_its_rows(tmp_path: Path) -> None:
     running.run_cells(study, tmp_path / "rows.csv", {}, 1.0)
     assert measured == [2, 1, 3]
     assert (tmp_path / "rows.csv").read_text() == "size,value\n2,0.667\n1,0.333\n3,1.0\n"
+
+
+def test_a_row_does_not_take_the_place_of_its_cell(tmp_path: Path) -> None:
+    """Its own `value` would be kept instead of the cell's, and the cell measured again."""
+    study = Study("dager", StudyFile(about="", cells=[{"value": [64, 256]}]))
+    vars(study)["module"] = SimpleNamespace(measure=lambda value: [{"value": value / 100}])
+    with pytest.raises(ConfigError, match=r"a row's column 'value' has 0.64, and that of its cell has 64; give one of"):
+        running.run_cells(study, tmp_path / "rows.csv", {}, 1.0)
+    assert not (tmp_path / "rows.csv").exists()
 
 
 def test_a_cell_with_victims_that_were_not_scored_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

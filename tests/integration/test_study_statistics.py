@@ -9,6 +9,7 @@ from studies.gate.study import CLIENTS, STRENGTHS, Numbers, compare_choices
 from studies.gate_choice.study import saved_by
 from studies.lavp.controls import correlate_held
 from studies.lmra_models.study import attack_table, format_mean
+from studies.lmra_sweeps.study import BASE, change_setting, format_columns
 
 LEAKS = np.random.default_rng(0).gamma(2.0, size=(2, CLIENTS))
 """What leaks without a gate, `federation client`."""
@@ -84,3 +85,24 @@ def test_an_attack_refuses_only_what_others_are_scored_by() -> None:
     cell = {("sent", "zest"): [about | {"value": "0.5"}], ("lmra", "refused"): [about]}
     assert format_mean(cell, "lmra", "zest") == "refused"
     assert format_mean(cell, "lmra", "local_mape") == ""
+
+
+def test_a_setting_is_compared_with_another_at_the_same_clients() -> None:
+    """Values of clients differ by .1 to .8; each gains .1 or .2 by the setting, which only pairs show."""
+    about = {"seed": "1", "floor": "0.2"}
+
+    def cell(*values: float) -> dict[tuple[str, ...], list[dict[str, str]]]:
+        rows = [{**about, "victim": str(client), "value": str(value)} for client, value in enumerate(values)]
+        return {("aia", "attribute_accuracy"): rows}
+
+    base, changed = cell(0.1, 0.5, 0.8), cell(0.3, 0.6, 0.9)
+    columns = [("", "aia", "attribute_accuracy", shown) for shown in ("its floor", "", BASE, "floor")]
+    assert format_columns(changed, base, columns) == [".200", ".600 ± .745", "+.133 ± .143 (3)", "+.400 ± .745 (3)"]
+    assert format_columns(base, base, columns)[2] == ""
+
+
+def test_more_local_epochs_leave_training_and_messages_as_many() -> None:
+    base, changed = change_setting("adult", "batch_size", 512), change_setting("adult", "local_epochs", 10)
+    for tables in (base, changed):
+        assert tables["training"]["local_epochs"] * tables["federation"]["rounds"] == 1000
+        assert tables["federation"]["rounds"] / tables["recording"]["every"] == 100
