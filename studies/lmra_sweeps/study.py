@@ -113,15 +113,15 @@ def measure(data: str, setting: str, setting_value: int | str) -> list[Row]:
     """Return the scores of the attacks of the tables on the first ten clients of one federation."""
     experiment = change_setting(data, setting, setting_value)
     has_others = int(experiment["federation"]["clients"]) > ATTACKED
+    hidden = ["global", "returned", "lmra"]
+    # Sources are inferred among the clients whose models are decoded, which have to be all.
+    hidden_of_sources = [*hidden, "lmra-dummy-data", "optimal"] if has_others else hidden
     experiment["attack"] = []
     for attack in list_attacks(data):
-        label = attack.get("label", attack["name"])
-        # What lmra decodes and the global model have no column.
-        is_shown = label != "lmra" and "global" not in label and ", lmra" not in label
-        # Sources are inferred among the clients whose models are decoded, which have to be all.
-        if is_shown and not (
-            has_others and attack["name"] == "sia" and attack["source"] in ("lmra-dummy-data", "optimal")
-        ):
+        is_hidden = attack["name"] == "lmra" or attack.get("source") in (
+            hidden_of_sources if attack["name"] == "sia" else hidden
+        )
+        if not is_hidden:
             experiment["attack"].append(attack)
     victims = list(range(ATTACKED)) if has_others else "all"
     return attack_clients(experiment, data, victims, RUNS / "lmra_sweeps" / f"{data}-{setting}-{setting_value}")
