@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from adversaries.inference.membership import MIN_CLIENTS_PER_ROUND, CandidateScorer, score_against_other_clients
 from fedsim.base.papers import cite
-from fedsim.interfaces.attack import ALL, CLIENT, Attack, Paper, Progress, RoundsNeeded, Target
+from fedsim.interfaces.attack import ALL, CLIENT, Attack, MessageKind, Paper, Progress, RoundsNeeded, Target
 from fedsim.interfaces.findings import Finding
 
 
@@ -37,6 +37,11 @@ class MembershipLira(Attack):
     rounds_needed: ClassVar[RoundsNeeded] = ALL
     clients_needed: ClassVar[int] = MIN_CLIENTS_PER_ROUND
     needs_num_examples: ClassVar[bool] = False
+
+    @property
+    def message_kind(self) -> MessageKind:
+        """Return weights, which it attacks."""
+        return "weights"
 
     def _run(self, target: Target, progress: Progress) -> Finding:
         statistic = CandidateScorer(target.knowledge).confidence_log_odds

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from adversaries.inference.membership import CandidateScorer, score_victim
 from fedsim.base.papers import cite
-from fedsim.interfaces.attack import ALL, CLIENT, GROUP, Attack, Paper, Progress, RoundsNeeded, Target
+from fedsim.interfaces.attack import ALL, CLIENT, GROUP, Attack, MessageKind, Paper, Progress, RoundsNeeded, Target
 from fedsim.interfaces.findings import Finding
 
 
@@ -39,6 +39,11 @@ class MembershipLoss(Attack):
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT, GROUP})
     rounds_needed: ClassVar[RoundsNeeded] = ALL
     needs_num_examples: ClassVar[bool] = False
+
+    @property
+    def message_kind(self) -> MessageKind:
+        """Return weights, which it attacks."""
+        return "weights"
 
     def _run(self, target: Target, progress: Progress) -> Finding:
         scorer = CandidateScorer(target.knowledge)

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from fedsim.base.constraints import NonNegativeFloat, PositiveFloat, Share
 from fedsim.base.papers import cite
-from fedsim.interfaces.attack import Paper
+from fedsim.interfaces.attack import MessageKind, Paper
 from fedsim.inversion.matching import GradientInversion
 from fedsim.inversion.priors import TotalVariation
 from fedsim.inversion.problem import InversionProblem
@@ -59,6 +59,11 @@ class NonLinearSurrogate(GradientInversion):
     scale_weight: NonNegativeFloat = 0.01
 
     paper: ClassVar[Paper] = cite("Xia2025")
+
+    @property
+    def message_kind(self) -> MessageKind:
+        """Return weights, which it attacks."""
+        return "weights"
 
     def _recipe(self, problem: InversionProblem) -> Recipe:
         return Recipe(

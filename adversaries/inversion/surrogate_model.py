@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from fedsim.base.constraints import NonNegativeFloat, PositiveFloat, PositiveInt, Share
 from fedsim.base.papers import cite
-from fedsim.interfaces.attack import Paper
+from fedsim.interfaces.attack import MessageKind, Paper
 from fedsim.inversion.matching import GradientInversion
 from fedsim.inversion.priors import TotalVariation
 from fedsim.inversion.problem import InversionProblem
@@ -61,6 +61,11 @@ class SurrogateModelExtension(GradientInversion):
 
     paper: ClassVar[Paper] = cite("Zhu2023")
     vector_targets: ClassVar[bool] = True
+
+    @property
+    def message_kind(self) -> MessageKind:
+        """Return weights, which it attacks."""
+        return "weights"
 
     def _recipe(self, problem: InversionProblem) -> Recipe:
         return Recipe(

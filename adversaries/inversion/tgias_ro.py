@@ -22,16 +22,7 @@ from adversaries.inversion.sent_gradients import (
 from fedsim.base.constraints import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from fedsim.base.errors import AttackError, ConfigError
 from fedsim.base.papers import cite
-from fedsim.interfaces.attack import (
-    ALL,
-    Attack,
-    Knowledge,
-    Paper,
-    Progress,
-    RoundsNeeded,
-    Target,
-    warn,
-)
+from fedsim.interfaces.attack import ALL, Attack, Knowledge, MessageKind, Paper, Progress, RoundsNeeded, Target, warn
 from fedsim.interfaces.findings import Finding, Reconstruction
 from fedsim.inversion import aggregation
 from fedsim.inversion.alignment import align
@@ -147,6 +138,11 @@ class TemporalInversion(Attack):
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
     uses: ClassVar[frozenset[str]] = INPUT_MOMENTS | {"labels", "defenses"}
     rounds_needed: ClassVar[RoundsNeeded] = ALL
+
+    @property
+    def message_kind(self) -> MessageKind:
+        """Return gradients of mini-batches, several of which are matched."""
+        return "gradient"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -16,6 +16,7 @@ from fedsim.interfaces.attack import (
     CLIENT,
     GROUPS,
     Attack,
+    MessageKind,
     Paper,
     Progress,
     RoundsNeeded,
@@ -68,6 +69,11 @@ class Disaggregation(Attack):
     paper: ClassVar[Paper] = cite("Lam2021")
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT, GROUPS})
     rounds_needed: ClassVar[RoundsNeeded] = ALL
+
+    @property
+    def message_kind(self) -> MessageKind:
+        """Return weights, which it attacks."""
+        return "weights"
 
     def _run(self, target: Target, progress: Progress) -> LocalModel:
         victim = target.victim

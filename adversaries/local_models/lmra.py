@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fedsim.base.constraints import PositiveFloat, PositiveInt
 from fedsim.base.errors import AttackError, ConfigError
-from fedsim.interfaces.attack import CLIENT, Attack, Paper, Progress, RoundsNeeded, Target
+from fedsim.interfaces.attack import CLIENT, Attack, MessageKind, Paper, Progress, RoundsNeeded, Target
 from fedsim.interfaces.findings import LocalModel
 from fedsim.inversion.descent import Curves, Trial, descend, make_optimizer_step, offset_progress
 from fedsim.inversion.local_updates import PAPER, LocalUpdates, UpdateSpan, read_updates
@@ -97,6 +97,11 @@ class LocalModelReconstruction(Attack):
     needs: ClassVar[frozenset[str]] = frozenset()
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
     rounds_needed: ClassVar[RoundsNeeded] = 3  # a mapping is learnt from some, validated on others
+
+    @property
+    def message_kind(self) -> MessageKind:
+        """Return weights, which it attacks."""
+        return "weights"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -17,7 +17,7 @@ from adversaries.local_models.input_span import InputSpan, row_span
 from fedsim.base.constraints import FiniteFloat, NonNegativeFloat, PositiveFloat, PositiveInt, PositiveShare
 from fedsim.base.errors import AttackError, RunError, first_line
 from fedsim.base.randomness import generator
-from fedsim.interfaces.attack import ALL, CLIENT, Attack, Knowledge, Paper, Progress, RoundsNeeded, Target
+from fedsim.interfaces.attack import ALL, CLIENT, Attack, Knowledge, MessageKind, Paper, Progress, RoundsNeeded, Target
 from fedsim.interfaces.findings import LocalModel
 from fedsim.inversion.batch_norm import copy_with_batch_statistics
 from fedsim.inversion.descent import Curves, Trial, descend, divergence_error, make_optimizer_step, offset_progress
@@ -119,6 +119,11 @@ class DummyDataReconstruction(Attack):
     uses: ClassVar[frozenset[str]] = OPTIMIZER_FACTS
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
     rounds_needed: ClassVar[RoundsNeeded] = ALL
+
+    @property
+    def message_kind(self) -> MessageKind:
+        """Return weights, which it attacks."""
+        return "weights"
 
     def _run(self, target: Target, progress: Progress) -> LocalModel:
         knowledge, rng = target.knowledge, target.rng

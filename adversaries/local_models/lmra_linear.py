@@ -9,16 +9,7 @@ import torch
 from torch import Tensor
 
 from fedsim.base.errors import AttackError
-from fedsim.interfaces.attack import (
-    ALL,
-    CLIENT,
-    Attack,
-    Paper,
-    Progress,
-    RoundsNeeded,
-    Target,
-    warn,
-)
+from fedsim.interfaces.attack import ALL, CLIENT, Attack, MessageKind, Paper, Progress, RoundsNeeded, Target, warn
 from fedsim.interfaces.findings import LocalModel
 from fedsim.inversion.local_updates import PAPER, check_update, flatten_state, read_updates
 from fedsim.inversion.training_mismatch import OPTIMIZER_FACTS, warn_unless_plain_sgd
@@ -73,6 +64,11 @@ class LinearLocalModel(Attack):
     uses: ClassVar[frozenset[str]] = OPTIMIZER_FACTS
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
     rounds_needed: ClassVar[RoundsNeeded] = ALL
+
+    @property
+    def message_kind(self) -> MessageKind:
+        """Return weights, which it attacks."""
+        return "weights"
 
     def _run(self, target: Target, progress: Progress) -> LocalModel:
         num_parameters = _count_parameters(target)

@@ -19,6 +19,7 @@ from fedsim.interfaces.attack import (
     OPTIMAL,
     Attack,
     Knowledge,
+    MessageKind,
     Records,
     RoundsNeeded,
     Target,
@@ -42,6 +43,11 @@ class ModelAttack(Attack):
     rounds_needed: ClassVar[RoundsNeeded] = ALL
     transcript_sources: ClassVar[tuple[str, ...]] = (GLOBAL, LAST_RETURNED)
     """Sources that are in the transcript itself, not in the findings of another attack."""
+
+    @property
+    def message_kind(self) -> MessageKind:
+        """Return weights for models that clients returned."""
+        return "weights" if self.source in self.transcript_sources and self.source != GLOBAL else "any"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -39,6 +39,7 @@ def find_refusals(audit: Audit) -> dict[str, str]:
             attack.check_knowledge(audit.granted_knowledge, granted_facts)
             _check_observations(audit, attack)
             _check_message_facts(audit.spec.adversary, attack)
+            _check_message_kind(audit, attack)
             _check_round_count(audit, attack)
             _check_client_count(audit, attack)
             _check_facts(audit, attack)
@@ -120,6 +121,19 @@ def _check_message_facts(adversary: AdversaryTable, attack: Attack) -> None:
             "messages are of the same client; grant it (adversary.knowledge.client_ids), attack one round "
             "(adversary.rounds), or choose linkability, which finds the messages of a client"
         )
+
+
+def _check_message_kind(audit: Audit, attack: Attack) -> None:
+    """Raise KnowledgeError where clients of a run of our own send what `attack` cannot read."""
+    training, adversary = audit.case.training, audit.spec.adversary
+    needed = attack.message_kind
+    if training is None or needed in ("any", training.sends) or not adversary.role.reads_messages:
+        return
+    sent, remedy = ("weights", "gradients (strategy fedsgd)") if needed == "gradient" else ("gradients", "weights")
+    raise KnowledgeError(
+        f"{attack.title} does not read {sent}, which clients send; attack clients that send {remedy}, or choose "
+        "another attack, as inverting-gradients"
+    )
 
 
 def _check_round_count(audit: Audit, attack: Attack) -> None:

@@ -54,6 +54,7 @@ __all__ = [
     "Knowledge",
     "KnownCandidates",
     "KnownRows",
+    "MessageKind",
     "Outcome",
     "Paper",
     "PartialRecords",
@@ -79,6 +80,8 @@ victim."""
 Subject = Literal["numbers", "texts", "trees", "answers", "embeddings", "embedding gradients"]
 """What an attack is made on, see `Attack`."""
 _SUBJECTS = ", ".join(map(repr, get_args(Subject)))
+MessageKind = Literal["any", "weights", "gradient"]
+"""What clients send: the weights after local training, or a gradient."""
 RoundsNeeded = int | Literal["all"]
 """How many rounds of its victim an attack reads, see `Attack`."""
 ALL: Literal["all"] = "all"
@@ -219,6 +222,11 @@ class Attack(CheckedSettings, ABC):
     def reads_one_round(cls) -> bool:
         """Return whether it is made on each round by itself, and not on all of them at once."""
         return cls.rounds_needed == 1
+
+    @property
+    def message_kind(self) -> MessageKind:
+        """Return what clients have to send so that it can be made as it is set."""
+        return "any"
 
     @property
     def fewest_rounds(self) -> int:

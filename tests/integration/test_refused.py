@@ -171,6 +171,8 @@ def iid(examples: int) -> dict[str, Any]:
 
 
 ONE_LABEL = "idlg does not apply: the clients: the label of one example is read from signs, N is 4"
+WHOLE_GRADIENTS = {**FEDSGD, "training": FEDSGD["training"] | {"batch_size": 64}}
+THREE = {"federation": {"clients": 3}}
 COLUMN = {"name": "tgias-ro", "labels": "column", "gradients": 2}
 LARGEST_FIRST = {"name": "tests.integration.test_refused:LargestFirst"}
 
@@ -189,10 +191,18 @@ class LargestFirst:
         ({"name": "idlg"}, {}, ONE_LABEL),
         ({"name": "idlg"}, {"adversary": {"knowledge": {"labels": True}}}, ""),
         ({"name": "idlg"}, iid(1), ""),
-        (COLUMN, iid(11), "tgias-ro does not apply: the column rule finds each class once, N = 11 is more than 10"),
-        (COLUMN, iid(10), ""),
-        (COLUMN | {"labels": "bias"}, iid(11), ""),
-        ({"name": "tgias-ro"}, {}, "tgias-ro needs at least 10 rounds of a client, and 2 are to be attacked"),
+        (
+            COLUMN,
+            WHOLE_GRADIENTS | iid(11),
+            "tgias-ro does not apply: the column rule finds each class once, N = 11 is more than 10",
+        ),
+        (COLUMN, WHOLE_GRADIENTS | iid(10), ""),
+        (COLUMN | {"labels": "bias"}, WHOLE_GRADIENTS | iid(11), ""),
+        (
+            {"name": "tgias-ro"},
+            WHOLE_GRADIENTS,
+            "tgias-ro needs at least 10 rounds of a client, and 2 are to be attacked",
+        ),
         ({"name": "fedmia"}, {}, "fedmia compares a client with others and needs 3 clients in the attacked rounds"),
         ({"name": "giml"}, {"federation": {"clients": 1}}, "giml compares a client with others and needs 2 clients"),
         ({"name": "membership-lira"}, {"recording": {"clients": [0, 1]}, "federation": {"clients": 3}}, "at most 2"),
@@ -203,6 +213,12 @@ class LargestFirst:
             {"federation": {"clients": 3}, "strategy": {"fraction_train": 0.7}, "adversary": {"rounds": [1]}},
             "which have at most 2",
         ),
+        ({"name": "tgias-ro", "gradients": 2}, {}, "tgias-ro does not read weights, which clients send"),
+        ({"name": "tgias-ro", "gradients": 2}, WHOLE_GRADIENTS, ""),
+        ({"name": "sme"}, WHOLE_GRADIENTS, "sme does not read gradients, which clients send; attack clients that"),
+        ({"name": "fedmia", "measure": "loss"}, WHOLE_GRADIENTS | THREE, "fedmia does not read gradients"),
+        ({"name": "fedmia"}, WHOLE_GRADIENTS | THREE, ""),
+        ({"name": "shared-model", "source": "global"}, WHOLE_GRADIENTS, ""),
         # Without victims the first client is attacked, which is not the one with the fewest examples.
         ({"name": "spear"}, {"partition": LARGEST_FIRST, "adversary": {"victims": None}}, "N is 12, but"),
         ({"name": "spear"}, {"partition": LARGEST_FIRST, "adversary": {"victims": [1]}}, ""),
