@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.func import jvp, vjp, vmap
+from torch.func import vjp, vmap
 from torch.nn.functional import one_hot
 
 from fedsim.base.errors import RunError, first_line, is_device_failure
@@ -39,9 +39,10 @@ _SMALLEST_NORM = 1e-300
 class MessageJacobian:
     """Jacobian J of a client's message by its varying inputs, exact, as products J v and J' u.
 
-    One J v is the derivative of J' u by u, for which a graph is kept. Several products at once are
-    computed in forward mode. Where a layer has no forward-mode derivative, or cannot be vectorised,
-    they are computed one by one, which is as exact and takes longer; `forward_mode` tells which.
+    J v is the derivative of J' u by u, for which a graph is kept, so that the client's training is
+    not simulated anew for each v, as in forward mode. Several products at once are computed by a
+    vectorised backward pass. Where a layer cannot be vectorised, they are computed one by one, which
+    is as exact and takes longer; `is_vectorised` tells which.
 
     Attributes:
         shape: `example ...`, of the inputs that vary.
@@ -71,8 +72,8 @@ class MessageJacobian:
         return self._point.numel()
 
     @cached_property
-    def forward_mode(self) -> bool:
-        """Return whether several products are computed at once, J v in forward mode."""
+    def is_vectorised(self) -> bool:
+        """Return whether several products are computed at once."""
         direction = self._random_direction()
         try:
             with warnings.catch_warnings():  # torch itself warns when it first vectorises a derivative
@@ -83,7 +84,7 @@ class MessageJacobian:
             if is_device_failure(error):
                 raise
             log.info(
-                "no vectorised forward-mode derivative, so one double backward each: %s",
+                "no vectorised derivative, so one double backward each: %s",
                 first_line(error),
             )
             return False
@@ -98,8 +99,8 @@ class MessageJacobian:
         """
         if directions.dim() == 1:
             probes, pulled = self._pulled_probes
-            return _flatten(_differentiate((pulled,), probes, (directions.reshape(self.shape),)))
-        if self.forward_mode:
+            return _flatten(_differentiate((pulled,), probes, (directions.reshape(self.shape),)), 0)
+        if self.is_vectorised:
             return self._push_many(directions)
         return torch.stack([self.push_forward(direction) for direction in directions])
 
@@ -110,8 +111,8 @@ class MessageJacobian:
             vectors: u as `number`, flat, or several as `vector number`.
         """
         if vectors.dim() == 1:
-            return _flatten(_differentiate(self._outputs, (self._inputs,), self._split_vector(vectors)))
-        if self.forward_mode:
+            return _flatten(_differentiate(self._outputs, (self._inputs,), self._split_vector(vectors)), 0)
+        if self.is_vectorised:
             return self._pull_many(vectors)
         return torch.stack([self.pull_back(vector) for vector in vectors])
 
@@ -125,14 +126,9 @@ class MessageJacobian:
             yield one_hot(numbers, self.size).to(self._point)
 
     def _push_many(self, directions: Tensor) -> Tensor:
-        def push_direction(direction: Tensor) -> Tensor:
-            pushed: Tensor = jvp(self._message.call_in_transform, (self._point,), (direction,))[1]
-            return pushed
-
-        with torch.no_grad():
-            shaped = directions.reshape(-1, *self.shape)
-            pushed: Tensor = vmap(push_direction, randomness="same")(shaped)
-        return pushed
+        probes, pulled = self._pulled_probes
+        shaped = directions.reshape(-1, *self.shape)
+        return _flatten(_differentiate((pulled,), probes, (shaped,), is_grads_batched=True), 1)
 
     def _pull_many(self, vectors: Tensor) -> Tensor:
         with torch.no_grad():
@@ -194,10 +190,12 @@ def _differentiate(
     vectors: tuple[Tensor, ...],
     *,
     create_graph: bool = False,
+    is_grads_batched: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Return the gradients by `inputs` of `outputs` times `vectors`; zero without a path."""
+    """Return the gradients by `inputs` of `outputs` times `vectors`, or times each of a batch; zero without a path."""
     if not any(output.requires_grad for output in outputs):
-        return tuple(torch.zeros_like(tensor) for tensor in inputs)
+        batch = vectors[0].shape[:1] if is_grads_batched else ()
+        return tuple(tensor.new_zeros((*batch, *tensor.shape)) for tensor in inputs)
     pairs = zip(outputs, vectors, strict=True)
     dependent_outputs, dependent_vectors = zip(*(pair for pair in pairs if pair[0].requires_grad), strict=True)
     return torch.autograd.grad(
@@ -206,12 +204,13 @@ def _differentiate(
         dependent_vectors,
         retain_graph=True,
         create_graph=create_graph,
+        is_grads_batched=is_grads_batched,
         materialize_grads=True,
     )
 
 
-def _flatten(tensors: tuple[Tensor, ...]) -> Tensor:
-    return torch.cat([tensor.flatten() for tensor in tensors])
+def _flatten(tensors: tuple[Tensor, ...], start: int) -> Tensor:
+    return torch.cat([tensor.flatten(start) for tensor in tensors], start)
 
 
 def agree_up_to_rounding(value: Tensor, reference: Tensor) -> bool:

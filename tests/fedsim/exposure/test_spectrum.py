@@ -347,14 +347,24 @@ def squared(function: Any, inputs: int = 6, units: int = 5) -> nn.Module:
     return nn.Sequential(nn.Linear(inputs, units), Applied(function), nn.Linear(units, 3))
 
 
+def test_products_of_several_directions_do_not_simulate_the_training_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward mode did for each block of directions, which took most of the time."""
+    inputs, labels = torch.randn(2, 6, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1])
+    jacobian = ClientMessage.create(squared(torch.square), LOSS, inputs, labels).jacobian
+    expected = jacobian.push_forward(torch.eye(12)[:3])
+    monkeypatch.setattr(ClientMessage, "_compute", None)
+    assert torch.equal(jacobian.push_forward(torch.eye(12)[:3]), expected)
+    assert torch.allclose(jacobian.push_forward(torch.eye(12)[1]), expected[1], rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     "measure", [Lavp(steps=5), Spectrum(), pytest.param(JacobianNorm(probes=3), marks=pytest.mark.thorough)]
 )
-def test_a_layer_without_forward_mode_falls_back_to_double_backward(measure: Measure) -> None:
+def test_a_layer_that_cannot_be_vectorised_falls_back_to_one_double_backward_each(measure: Measure) -> None:
     inputs, labels = torch.randn(2, 6, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1])
     plain, own = (measure.compute(squared(function), LOSS, inputs, labels) for function in (torch.square, Square.apply))
-    assert not ClientMessage.create(squared(Square.apply), LOSS, inputs, labels).jacobian.forward_mode
-    assert ClientMessage.create(squared(torch.square), LOSS, inputs, labels).jacobian.forward_mode
+    assert not ClientMessage.create(squared(Square.apply), LOSS, inputs, labels).jacobian.is_vectorised
+    assert ClientMessage.create(squared(torch.square), LOSS, inputs, labels).jacobian.is_vectorised
     assert own == pytest.approx(plain, rel=1e-4)
 
 
