@@ -56,17 +56,22 @@ def infer_label_distribution(
     )
 
 
-def check_output_layer(knowledge: Knowledge) -> None:
-    """Raise AttackError where the network does not end in a linear layer by which labels are counted."""
+def check_output_layer(knowledge: Knowledge) -> int | None:
+    """Return the number of classes of the network's last layer; None where no input is known that it takes.
+
+    Raises:
+        AttackError: the network does not end in a linear layer by which labels are counted.
+    """
     assert knowledge.model is not None
     model = deepcopy(knowledge.model()).eval()
     inputs = probe_inputs(model, knowledge)
     if inputs is None:
-        return
+        return None
     try:
-        output_layer(model, inputs)
+        name, _ = output_layer(model, inputs)
     except KnowledgeError as error:
         raise AttackError(_explain_layer(error)) from error
+    return len(model.get_parameter(f"{name}.weight"))
 
 
 def _explain_layer(error: KnowledgeError) -> str:

@@ -14,7 +14,7 @@ from fedsim.base.papers import cite
 from fedsim.interfaces.attack import ALL, Attack, Knowledge, Paper, Progress, RoundsNeeded, Target, warn
 from fedsim.interfaces.findings import LabelDistribution
 from fedsim.inversion.labels.last_layer import last_layer, untrained_layer_error
-from fedsim.inversion.labels.logit_gradient import logit_gradient
+from fedsim.inversion.labels.logit_gradient import MeanLoss, logit_gradient
 from fedsim.inversion.model_checks import random_inputs
 from fedsim.inversion.problem_builder import build_problem
 from fedsim.recording.wire_format import Update
@@ -44,8 +44,10 @@ class LabelLeakage(Attack):
     rounds_needed: ClassVar[RoundsNeeded] = ALL
 
     def check_facts(self, knowledge: Knowledge) -> None:
-        """Refuse a network that does not end in a layer by which labels are counted."""
-        check_output_layer(knowledge)
+        """Refuse a network whose last layer counts no labels, and classes that row sums do not tell apart."""
+        classes = check_output_layer(knowledge)
+        if classes is not None and knowledge.loss is not None:
+            _check_classes(classes, knowledge.loss, knowledge.device, "the network")
 
     def _run(self, target: Target, progress: Progress) -> LabelDistribution:
         knowledge = target.knowledge
@@ -55,21 +57,25 @@ class LabelLeakage(Attack):
             layer = last_layer(problem, random_inputs(knowledge, problem.before[0]))
             if not layer.weight_gradient.any():
                 raise untrained_layer_error("the weight")
-            if len(layer.weight) < 3:
-                raise AttackError(
-                    f"{problem.where}: of two classes the rows of the last layer's gradient are each other's "
-                    "negatives, so that LLG would always claim one class alone; take label-counts"
-                )
-            if not logit_gradient(problem.loss, len(layer.weight), knowledge.device).treats_classes_alike:
-                raise AttackError(
-                    f"{problem.where}: clients minimise a loss with class weights, which LLG does not model; take "
-                    "label-counts"
-                )
+            _check_classes(len(layer.weight), problem.loss, knowledge.device, problem.where)
             if not layer.non_negative:
                 warn(f"{self.title}: {problem.where}: the last layer's inputs may be below 0, which LLG excludes")
             return count_labels_by_row_sums(layer.weight_gradient.sum(1), update.num_examples)
 
         return infer_label_distribution(target, count_classes, progress, smoothing=None)
+
+
+def _check_classes(classes: int, loss: MeanLoss, device: torch.device, where: str) -> None:
+    """Raise AttackError where the row sums do not tell the classes apart."""
+    if classes < 3:
+        raise AttackError(
+            f"{where}: of two classes the rows of the last layer's gradient are each other's negatives, so that LLG "
+            "would always claim one class alone; take label-counts"
+        )
+    if not logit_gradient(loss, classes, device).treats_classes_alike:
+        raise AttackError(
+            f"{where}: clients minimise a loss with class weights, which LLG does not model; take label-counts"
+        )
 
 
 def count_labels_by_row_sums(sums: Tensor, num_examples: int) -> Tensor:

@@ -104,6 +104,7 @@ TABLE = {"name": "leaf-synthetic", "features": 6, "classes": 3, "clients": 2, "e
         ("see-through-gradients", {}, "bn_weight is a prior on BatchNorm layers, and the model has none"),
         ("sratta", {}, "it reads sums over clients, and the server sees each message in clear"),
         ("pixel-shares", {}, "it is an attack on masks, and the loss is not one of pixels"),
+        ("llg", {"data": TABLE | {"classes": 2}, "partition": {"name": "natural"}}, "the network: of two classes the"),
         ("map", {}, "a prior is fitted to two auxiliary records at least; raise adversary.auxiliary"),
         ("client-size", {}, "there are 1 auxiliary records, and clients of unlike sizes are simulated on them"),
         ("giml", {"data": TABLE, "partition": {"name": "natural"}}, "it generates images, and examples are of shape"),
