@@ -103,7 +103,7 @@ def find_columns(mixture: InputMixture, layer: FirstLayer, source: str) -> list[
 
 
 def tables(rows: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """Return the table of shares of the columns that were found."""
+    """Return the table of shares of the examples whose columns were found, and how many sums were found besides."""
     ratios = sorted({row["units_per_example"] for row in rows}, key=int)
     head = ["inputs", "N", "steps", "source", *(f"{ratio} units" for ratio in ratios)]
     lines = []
@@ -112,7 +112,7 @@ def tables(rows: Sequence[Mapping[str, str]]) -> dict[str, str]:
         shares = []
         for ratio in ratios:
             seeds = by_ratio.get((ratio,), [])
-            values = [f"{float(row['columns']) / int(size):.2f}" if row["columns"] else "refused" for row in seeds]
+            values = [f"{float(row['right']) / int(size):.2f}" if row["columns"] else "refused" for row in seeds]
             shares.append(", ".join(values) or "-")
         lines.append([data, size, "one" if epochs == "1" else f"{epochs} epochs", source, *shares])
     wrong = sum(column_values(rows, "columns")) - sum(column_values(rows, "right"))
