@@ -287,7 +287,7 @@ def _pictures(folder: OpenRun) -> Pictures:
         if not picture.is_file() or not folder.manifest.vouches_for(file):
             continue
         about = read_facts(file)
-        update = f"{name_rounds(str(about['round']))}, client {about['victim']}"
+        update = f"{name_rounds(about['round'])}, client {about['victim']}"
         if about["repeat"]:
             update += f", start {about['repeat']}"
         try:

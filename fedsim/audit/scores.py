@@ -188,7 +188,7 @@ def _judge(
     except Exception as error:  # a finding of any package may have any content
         is_ours = isinstance(error, FedsimError)
         reason = error if is_ours else one_line(error_reason(error))
-        name = f"{about['attack']}, {name_rounds(str(about['round']))}, client {about['victim']}"
+        name = f"{about['attack']}, {name_rounds(about['round'])}, client {about['victim']}"
         failures.append(f"{name}: not scored: {reason}")
         # The sentence of a FedsimError says it all; any other error needs its traceback.
         log.error("%s", failures[-1], exc_info=None if is_ours else error)

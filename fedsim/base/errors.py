@@ -191,13 +191,13 @@ def format_percent(share: float, precision: str = ".1f") -> str:
     return f"{100 * share:{precision}} %"
 
 
-def name_rounds(rounds: str) -> str:
-    """Name attacked rounds in a sentence, by the text of a column `round`.
+def name_rounds(rounds: str | int) -> str:
+    """Name attacked rounds in a sentence, by what a column `round` has.
 
     >>> name_rounds("2"), name_rounds("1-5 by 2")
     ('round 2', 'rounds 1-5 by 2')
     """
-    return f"{'round' if rounds.partition(',')[0].isdigit() else 'rounds'} {rounds}"
+    return f"{'round' if str(rounds).partition(',')[0].isdigit() else 'rounds'} {rounds}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

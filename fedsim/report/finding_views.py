@@ -132,7 +132,7 @@ def read_findings(
         name = path.name
         try:
             finding, about = load_claim(path)
-            name = f"{about['attack']}, {name_rounds(str(about['round']))}, client {about['victim']}"
+            name = f"{about['attack']}, {name_rounds(about['round'])}, client {about['victim']}"
             metric = main_metric(str(about["plugin"]))
             views.append(_view_finding(finding, about, path.with_suffix(".png"), viewer, metric))
         except OSError as error:

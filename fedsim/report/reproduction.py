@@ -120,7 +120,7 @@ def experiment_audit(audit: Audit) -> Audit | None:
 def finding_name(finding: FindingView) -> str:
     """Name a finding by attack, round, victim and random start."""
     about = finding.about
-    rounds = name_rounds(str(about["round"]))
+    rounds = name_rounds(about["round"])
     return f"{about['attack']}, {rounds}, client {about['victim']}, start {int(about['repeat']) + 1}"
 
 

@@ -1306,7 +1306,7 @@ def test_tables_with_targets_are_attacked(run: Run, attack: GradientInversion) -
 @pytest.mark.parametrize("attack", [SurrogateModelExtension(), ImprovedDeepLeakage()], ids=["counted", "by sign"])
 def test_targets_that_are_withheld_must_be_granted(run: Run, attack: GradientInversion) -> None:
     with pytest.raises(
-        KnowledgeError, match=r"labels cannot be recovered: they are targets of a regression, .*; grant them with"
+        KnowledgeError, match=r"labels cannot be recovered: the model has one output, .*; grant them with"
     ):
         run(attack, table_victim(1), labels=None)
 

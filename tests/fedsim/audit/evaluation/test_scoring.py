@@ -443,7 +443,7 @@ def test_a_truth_file_is_read(tmp_path: Path) -> None:
         ({"data": images(4), "labels": LABELS[:3]}, r"a label for each, got \(4, 1, 8, 8\) and \(3,\)"),
         ({"data": images(4)[:, 0, 0, 0].contiguous(), "labels": LABELS}, r"expected data of shape"),
         ({"data": images(0), "labels": LABELS[:0]}, r"expected data of shape"),
-        ({"data": images(4), "labels": LABELS - 1}, r"expected data of shape"),
+        ({"data": images(4), "labels": LABELS - 1}, r"a label is -1"),
     ],
 )
 def test_a_bad_truth_file_is_one_sentence(tmp_path: Path, tensors: dict[str, Tensor], sentence: str) -> None:
