@@ -129,8 +129,8 @@ class AttentionBlocks:
             raise AttackError(
                 f"{self.where}: the gradients of the attention span {rank} dimensions, but {texts} texts of "
                 f"{self.length} words span {self.max_words} at most: noise, compression, weight decay, "
-                "long local training "
-                f"or an optimizer such as Adam has made the update full-rank; {self.remedy}"
+                "long local training or an optimizer such as Adam has made the update full-rank; choose 'tiger', which "
+                "allows for noise, or 'lamp', which matches gradients"
             )
         if rank > readable:
             space = f"{dim} dimensions"

@@ -219,7 +219,8 @@ def test_an_update_with_noise_is_refused(run: Any) -> None:
     assert update.gradient is not None
     rng = generator("noise")
     noisy = {name: g + 1e-3 * torch.randn(g.shape, generator=rng) for name, g in update.gradient.items()}
-    with pytest.raises(AttackError, match=r"but 3 texts of 6 words span 18 at most: noise, compression, .* full-rank"):
+    told = r"but 3 texts of 6 words span 18 at most: noise, compression, .* full-rank; choose 'tiger'"
+    with pytest.raises(AttackError, match=told):
         run(dataclasses.replace(update, payload=Payload.from_dense(noisy, "gradient")), known(DECODER))
 
 
