@@ -31,7 +31,8 @@ class Sratta(Attack):
     4. Join clients until no unit adds a link (`group_by_client`). Examples without a link are alone.
 
     Clients must take several local steps of SGD without weight decay, in groups that stay the same
-    from round to round. An example that no unit sees alone is not recovered.
+    from round to round. An example that no unit sees alone is not recovered, and one that two
+    clients hold joins what is claimed of each.
 
     References:
         [Marchand2023], Sect. 4 and 5.

@@ -10,6 +10,7 @@ from pathlib import Path
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.audit.stated_model import MAX_NAMES
 from fedsim.base.errors import ConfigError, DataError, TranscriptError, join_first
+from fedsim.base.task import goal_of
 from fedsim.federation.config import PUBLIC_KEY
 from fedsim.interfaces.knowledge import Knowledge
 from fedsim.recording.transcript import Transcript
@@ -62,7 +63,14 @@ def check_truth(client: str, truth: Truth, knowledge: Knowledge) -> None:
             f"truth.{client}: its examples have shape {tuple(truth.data.shape[1:])}, input_shape is {tuple(shape)}; "
             "fix one of them"
         )
-    if classes is None or truth.labels.is_floating_point() or not len(truth.labels):
+    if classes is None or not len(truth.labels):
+        return
+    if truth.labels.is_floating_point():
+        if goal_of(knowledge.loss) == "classes":
+            raise DataError(
+                f"truth.{client}: its labels are real numbers, expected classes from 0 to {classes - 1}; write them as "
+                "integers"
+            )
         return
     low, high = int(truth.labels.min()), int(truth.labels.max())
     if low < 0 or high >= classes:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, mse_loss
 
 import fedsim
 from clients.defenses.update_noise import UpdateNoise
@@ -23,7 +23,7 @@ from fedsim.audit.evaluation.retraining import Retraining
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.audit.evaluation.truth_fit import find_complaint
 from fedsim.audit.threat_model import full_knowledge
-from fedsim.audit.truth_files import warn_of_unmatched_names
+from fedsim.audit.truth_files import check_truth, warn_of_unmatched_names
 from fedsim.base import table_metrics
 from fedsim.base.errors import DataError
 from fedsim.federation.config import AttackFile
@@ -296,6 +296,46 @@ def test_findings_of_another_recording_are_not_scored(tmp_path: Path) -> None:
     failures = list[str]()
     assert open_audit(folder / "run", spec, folder).score(failures) == []
     assert "round-1-client-0-repeat-0.safetensors: was found in another recording than is here" in failures[0]
+
+
+def test_exchanged_files_of_clients_whose_data_are_alike_are_in_doubt(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Either explains the message of the other well enough to be scored."""
+    common, labels = held_by(0)
+
+    def alike(client: int) -> tuple[Tensor, Tensor]:
+        return (common + 0.4 * (held_by(client + 5)[0] - 0.5)).clamp(0, 1), labels
+
+    model = make_model()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    cross_entropy(model(alike(0)[0]), labels).backward()
+    after = {name: before[name] - 0.1 * p.grad for name, p in model.named_parameters() if p.grad is not None}
+    transcript = record_updates(tmp_path / "transcript", [build_update(before, after, num_examples=2)])
+    for clients in ((0, 1), (1, 0)):
+        caplog.clear()
+        table = fedsim.write_truth(
+            tmp_path / str(clients[0]), lambda client, order=clients: alike(order[client]), [0, 1]
+        )
+        context = EvaluationContext(
+            case=ForeignRecording({client: Path(file) for client, file in table.items()}),
+            open_recording=lambda: transcript,
+            knowledge=Knowledge(model=make_model, loss=cross_entropy, value_range=((0.0,), (1.0,))),
+            optimum=lambda client, **options: {},
+        )
+        about = {"attack": "sme", "victim": 0, "first_round": 1, "members": []}
+        assert find_complaint(Reconstruction(data=common, labels=labels), about, context) == ""
+        is_doubted = "client 1 is said to have held explains the message of client 0 better (1 - cosine" in caplog.text
+        assert is_doubted == (clients == (1, 0))
+
+
+def test_real_numbers_are_no_labels_of_classes(tmp_path: Path) -> None:
+    inputs, labels = held_by(0)
+    table = fedsim.write_truth(tmp_path, lambda client: (inputs, labels.float()), [0])
+    truth, facts = Truth.load(Path(table["0"])), Knowledge(num_classes=3, loss=cross_entropy)
+    with pytest.raises(DataError, match=r"^truth\.0: its labels are real numbers, expected classes from 0 to 2; write"):
+        check_truth("0", truth, facts)
+    check_truth("0", truth, replace(facts, loss=mse_loss))
 
 
 def complaint_of_right_file(

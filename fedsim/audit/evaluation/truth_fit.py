@@ -53,6 +53,8 @@ _BEYOND_KNOWLEDGE = (
     "if clients do what cannot be stated there, as noise, clipping, compression or augmentation, say defended = true "
     "in [app]"
 )
+_MOST_OTHERS = 20
+"""Clients that a victim's data are compared with where they explain its message, those next to it in [truth]."""
 _MAX_STALENESS = 3
 """Most earlier models that a message is compared with, where its own does not give it."""
 
@@ -215,6 +217,8 @@ def _describe_unrelated(
         return ""  # a mini-batch of them
     distance = _distance(message, truth, context)
     if math.isnan(distance) or distance < _RELATED:
+        if not group_members(about):
+            _doubt_exchange(message, truth, victim, context)
         return ""
     members = {str(member) for member in group_members(about)}
     distances = {}
@@ -250,6 +254,30 @@ def _describe_unrelated(
         raise_doubt("%s, client %s: %s; it is scored, since %s", about["attack"], victim, complaint, excuse)
         return ""
     return f"{complaint}; {remedy}"
+
+
+def _doubt_exchange(message: AttackedUpdate, truth: Truth, victim: str, context: EvaluationContext) -> None:
+    """Raise a doubt where the data of another client explain a message far better than those of the victim.
+
+    Clients whose data are alike explain one another's messages, and exchanged files would go unnoticed.
+    """
+    distance = _distance_at_broadcast(message, truth)
+    if not RETRAINED < distance < _RELATED:
+        return
+    clients = [client for client in context.case.files if client != PUBLIC_KEY]
+    place = clients.index(victim)
+    others = sorted((client for client in clients if client != victim), key=lambda c: abs(clients.index(c) - place))
+    distances = {
+        client: _distance_at_broadcast(message, Truth.load(context.case.files[client]))
+        for client in others[:_MOST_OTHERS]
+    }
+    nearest = min(distances, key=lambda client: distances[client], default="")
+    if nearest and distances[nearest] < _CLEARLY * distance:
+        raise_doubt(
+            "truth.%s: what client %s is said to have held explains the message of client %s better (1 - cosine %.3f) "
+            "than its own data (%.3f), as where files were exchanged; name each client's own file",
+            *(victim, nearest, victim, distances[nearest], distance),
+        )
 
 
 def _warn_of_others(
@@ -290,6 +318,14 @@ def _distance(message: AttackedUpdate, truth: Truth, context: EvaluationContext)
         return min(shared_measurements(context).find(compute, "truth file", *inputs).values())
     except FAILURES:  # of another shape, say
         return math.nan
+
+
+def _distance_at_broadcast(message: AttackedUpdate, truth: Truth) -> float:
+    """Return one minus the cosine between the update and the gradient of a truth file at w_t; infinite for none."""
+    try:
+        return message.similarity_at_broadcast(truth.data, truth.labels)
+    except FAILURES:  # of another shape, say
+        return math.inf
 
 
 def _find_stale_round(message: AttackedUpdate, truth: Truth, about: FindingMetadata, context: EvaluationContext) -> int:
