@@ -19,6 +19,7 @@ from fedsim.base.progress import ProgressListener, listen_to_progress
 from fedsim.base.randomness import generator, serialize_calls, use_one_thread
 from fedsim.base.task import goal_of, sort_targets
 from fedsim.interfaces.attack import Attack, Target
+from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.findings import Finding
 from fedsim.interfaces.knowledge import (
     FACTS,
@@ -41,6 +42,7 @@ from fedsim.training.models.checks import lazy_layer_complaint
 _OBJECT_FACTS: Mapping[str, tuple[type, str]] = {
     "private_parts": (dict, "a dict of tensors by name"),
     "labels": (Tensor, "a tensor of one label for each example"),
+    "noise_covariance": (Tensor, "a tensor of rounds by rounds"),
     "records": (Records, "fedsim.interfaces.knowledge.Records"),
     "candidates": (Records, "fedsim.interfaces.knowledge.Records"),
     "known_candidates": (KnownCandidates, "fedsim.interfaces.knowledge.KnownCandidates"),
@@ -148,6 +150,9 @@ def _check_knowledge(knowledge: Mapping[str, Any]) -> dict[str, Any]:
         if name in _OBJECT_FACTS:
             kind, expected = _OBJECT_FACTS[name]
             fits = isinstance(plain_value, kind)
+        elif name == "defenses":
+            expected = "a list of objects of fedsim.Defense, in the order in which the client applies them"
+            fits = isinstance(plain_value, tuple) and all(isinstance(item, Defense) for item in plain_value)
         elif kinds := get_args(fact.value_type):  # a list of numbers
             expected = fact.expected
             numbers = isinstance(plain_value, tuple) and all(type(item) in (int, *kinds) for item in plain_value)

@@ -55,7 +55,7 @@ from fedsim.interfaces.defense_calls import (
 )
 from fedsim.interfaces.defense_checks import check_defense
 from fedsim.interfaces.local_context import Memory
-from fedsim.interfaces.message_noise import TrainingFacts
+from fedsim.interfaces.message_noise import TrainingFacts, describe_noise_fault
 from fedsim.recording.wire_format import State, non_finite_names
 from fedsim.training.gradients import flatten_examples
 from fedsim.training.loop import local_update
@@ -305,13 +305,8 @@ def message_noise_is_valid(subject: CheckedPlugin) -> None:
         noise = defense.message_noise(sent, facts)
     if noise is None:
         raise DoesNotApply("it models no noise of its messages: 'message_noise' returns None")
-    for name, tensor in [*noise.deviations.items(), *noise.bounds.items()]:
-        has_form = name in sent and tensor.shape == sent[name].shape
-        expect(has_form, f"message_noise describes '{name}' in another shape than the message has, or it is not in it")
-        expect(bool((tensor >= 0).all()), f"message_noise has a deviation or bound of '{name}' below 0, or NaN")
-    for name, step in noise.rounding_steps.items():
-        is_valid = name in sent and 0 < step < math.inf
-        expect(is_valid, f"message_noise has {step} as the rounding step of '{name}', expected a finite one above 0")
+    fault = describe_noise_fault(noise, sent)
+    expect(not fault, f"message_noise {fault}")
 
 
 def adversary_batch_is_valid(subject: CheckedPlugin) -> None:

@@ -72,6 +72,23 @@ class MessageNoise:
         return replace(self, deviations=deviations)
 
 
+def describe_noise_fault(noise: MessageNoise, sent: State) -> str:
+    """Return what is wrong with the noise that a defense states of a message; an empty text where nothing is.
+
+    >>> describe_noise_fault(MessageNoise(rounding_steps={"bias": 0.0}), {"bias": torch.zeros(2)})
+    "has 0.0 as the rounding step of 'bias', expected a finite one above 0"
+    """
+    for name, tensor in [*noise.deviations.items(), *noise.bounds.items()]:
+        if name not in sent or tensor.shape != sent[name].shape:
+            return f"describes '{name}' in another shape than the message has, or it is not in it"
+        if not bool((tensor >= 0).all()):
+            return f"has a deviation or bound of '{name}' below 0, or NaN"
+    for name, step in noise.rounding_steps.items():
+        if name not in sent or not 0 < step < math.inf:
+            return f"has {step} as the rounding step of '{name}', expected a finite one above 0"
+    return ""
+
+
 def constant_deviations(sent: State, deviation: float) -> dict[str, Tensor]:
     """Return the same standard deviation for each number of a message.
 

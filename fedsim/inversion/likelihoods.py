@@ -10,10 +10,11 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from fedsim.base.errors import AttackError
 from fedsim.interfaces.attack import warn
 from fedsim.interfaces.defense import Defense, overrides
 from fedsim.interfaces.defense_checks import name_of_defense
-from fedsim.interfaces.message_noise import MessageNoise, TrainingFacts, combine_noise
+from fedsim.interfaces.message_noise import MessageNoise, TrainingFacts, combine_noise, describe_noise_fault
 from fedsim.inversion.distances import Tensors
 from fedsim.inversion.problem import InversionProblem
 from fedsim.recording.wire_format import State
@@ -143,6 +144,8 @@ def describe_noise(problem: InversionProblem, title: str) -> tuple[MessageNoise,
             unknown.append(name)
             continue
         part = defense.message_noise(sent, facts)
+        if part is not None and (fault := describe_noise_fault(part, sent)):
+            raise AttackError(f"{problem.where}: 'message_noise' of {name} {fault}; fix the defense")
         if part is not None and part.reads_message:
             # Zeros and levels that a defense made are lost in a sum, and in noise that was added later.
             disturbance = _find_disturbance(problem, sent, facts, position)

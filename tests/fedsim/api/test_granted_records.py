@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import fedsim
+from clients.defenses.update_noise import UpdateNoise
 from fedsim.api.granted_records import check_records, drop_overlap
 from fedsim.base.errors import ConfigError
 from fedsim.interfaces.attack import Attack, KnownCandidates, PropertyRecords, Records, Target
@@ -150,3 +151,24 @@ def test_an_attack_is_handed_none_of_the_clients_records_as_auxiliary() -> None:
     assert isinstance(finding, Reconstruction)
     assert finding.labels is not None
     assert finding.labels.tolist() == [5]
+
+
+class AsDefended(Attack):
+    """Claims as many examples as it knows defenses."""
+
+    uses = frozenset({"defenses"})
+
+    def _run(self, target: Target, progress: Any) -> Reconstruction:
+        count = len(target.knowledge.defenses or ())
+        return Reconstruction(data=torch.zeros(count, 2), labels=torch.zeros(count, dtype=torch.int64))
+
+
+def test_the_clients_defenses_can_be_known_without_a_run() -> None:
+    network = nn.Linear(2, 3)
+
+    def attack(known: Any) -> Any:
+        return fedsim.attack(network, network, model=network, num_examples=1, attack=AsDefended(), defenses=known)
+
+    assert len(attack([UpdateNoise(clip=1.0, noise_multiplier=0.1)]).data) == 1
+    with pytest.raises(ConfigError, match=r"^attack: defenses: expected a list of objects of fedsim\.Defense"):
+        attack(["update-noise"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +16,10 @@ from clients.defenses.layer_freeze import LayerFreeze
 from clients.defenses.mixup import Mixup
 from clients.defenses.top_k import TopK
 from clients.defenses.update_noise import UpdateNoise
+from fedsim.base.errors import AttackError
 from fedsim.interfaces.attack import Knowledge
 from fedsim.interfaces.defense import Defense
+from fedsim.interfaces.message_noise import MessageNoise, TrainingFacts
 from fedsim.inversion.likelihoods import MessageLikelihood, describe_noise, estimate_deviation
 from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.problem_builder import build_problem
@@ -143,3 +146,25 @@ def test_a_tensor_of_zeros_does_not_outweigh_all_others() -> None:
     target = MessageLikelihood(model_error=0.1).target(problem_of(silent_update))
     weight_variance, bias_variance = target[2:4]
     assert (bias_variance / weight_variance[0, 0]).tolist() == pytest.approx([240 / 252] * 12, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("described", "fault"),
+    [
+        (MessageNoise(deviations={"another": torch.ones(2)}), "describes 'another' in another shape than the message"),
+        (MessageNoise(deviations={"1.bias": torch.ones(3)}), "describes '1.bias' in another shape than the message"),
+        (
+            MessageNoise(deviations={"1.bias": torch.full((12,), torch.nan)}),
+            "has a deviation or bound of '1.bias' below",
+        ),
+        (MessageNoise(bounds={"1.bias": -torch.ones(12)}), "has a deviation or bound of '1.bias' below 0, or NaN"),
+    ],
+)
+def test_noise_that_is_none_of_the_message_is_refused_by_the_defenses_name(described: MessageNoise, fault: str) -> None:
+    class Stranger(UpdateNoise):
+        def message_noise(self, sent: Any, facts: TrainingFacts) -> MessageNoise:
+            return described
+
+    noise = Stranger(clip=1.0, noise_multiplier=0.5)
+    with pytest.raises(AttackError, match=f"'message_noise' of .*Stranger {fault}.*; fix the defense"):
+        describe_noise(problem_of(message(), noise), "map")
