@@ -50,22 +50,27 @@ def doubt_candidates(own: BlindRanking, others: Sequence[BlindRanking], where: s
     """Raise a doubt where candidates alone tell which of them are members.
 
     Args:
-        others: of further clients, as the few candidates of one tell little.
+        others: of further clients, as the few candidates of one tell little; a client that is doubted by itself tells
+            nothing of this one.
     """
-    for rankings in ([own], [own, *others]):
-        ranked = [ranking for ranking in rankings if math.isfinite(ranking.deviation)]
-        area = sum(ranking.area for ranking in ranked) / max(len(ranked), 1)
-        if len(ranked) * (area - 0.5) > _DEVIATIONS * _deviation_of_sum(ranked) > 0:
+    alone, *rest = ([ranking] if math.isfinite(ranking.deviation) else [] for ranking in (own, *others))
+    together = itertools.chain(alone, *(ranking for ranking in rest if not _is_beyond_chance(ranking)))
+    for ranked in (alone, list(together)):
+        if _is_beyond_chance(ranked):
             raise_doubt(
                 "%s: candidates differ in more than membership: who sees no message, and learns of half of them which "
                 "are members, ranks the other half with an AUC of %.2f%s; so scores may show what kind of records the "
                 "client holds, and not on which it trained; compare with others of the same kind, as 'other-clients' "
                 "are in the partitions iid and dirichlet",
                 where,
-                area,
-                f", the mean over {len(ranked)} clients" if len(rankings) > 1 else "",
+                sum(ranking.area for ranking in ranked) / len(ranked),
+                f", the mean over {len(ranked)} clients" if ranked is not alone else "",
             )
             return
+
+
+def _is_beyond_chance(ranked: Sequence[BlindRanking]) -> bool:
+    return sum(ranking.area - 0.5 for ranking in ranked) > _DEVIATIONS * _deviation_of_sum(ranked) > 0
 
 
 def _deviation_of_sum(rankings: Sequence[BlindRanking]) -> float:

@@ -106,6 +106,13 @@ def test_the_few_candidates_of_each_client_are_doubted_together() -> None:
         assert ["the mean over 12 clients" in doubt for doubt in doubts] == [True] * is_doubted
 
 
+def test_a_client_of_one_kind_is_not_doubted_for_another_client() -> None:
+    odd, alike = (rank_blindly(make_candidates(0, change)) for change in (brighter, without_difference))
+    with collect_doubts() as doubts:
+        doubt_candidates(alike, [odd], "attack, client 0")
+    assert not doubts
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_clients_of_one_kind_are_not_doubted_together(shared: bool) -> None:
     with collect_doubts() as doubts:
