@@ -26,7 +26,13 @@ from fedsim.inversion.labels.problem_labels import find_labels
 from fedsim.inversion.likelihoods import MessageLikelihood, with_known_noise
 from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.problem_builder import build_problem
-from fedsim.inversion.public_fits import fit_components, hash_records, hash_tensors, remember_fit
+from fedsim.inversion.public_fits import (
+    fit_components,
+    hash_records,
+    hash_tensors,
+    remember_fit,
+    warn_of_missing_classes,
+)
 from fedsim.inversion.recipe import INPUT_MOMENTS, MEAN_GRADIENT_FACTS, Recipe, cosine_schedule
 from fedsim.inversion.restart import Restart, dummy_data
 from fedsim.inversion.training_mismatch import OPTIMIZER_FACTS
@@ -107,6 +113,7 @@ class LearnedInversion(Attack):
         # Estimate.
         inverter = self._find_inverter(update, problem, knowledge, report_training)
         labels = find_labels(problem, update, knowledge, target.rng).to(knowledge.device).sort(stable=True).values
+        warn_of_missing_classes(problem, labels, self.title)
         problem = replace(problem, labels=labels)
         message = SimulatedClients(knowledge).flatten_update(update).to(knowledge.device)
         estimate = inverter.estimate(message, labels)

@@ -30,7 +30,7 @@ from fedsim.inversion.inversion_task import InversionTask
 from fedsim.inversion.labels.problem_labels import find_labels
 from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.problem_builder import build_problem
-from fedsim.inversion.public_fits import check_public_records
+from fedsim.inversion.public_fits import check_public_records, warn_of_missing_classes
 from fedsim.inversion.public_priors import PriorName, add_public_prior
 from fedsim.inversion.recipe import (
     INPUT_MOMENTS,
@@ -306,6 +306,8 @@ class GradientInversion(Attack):
     ) -> InversionProblem:
         """Return the problem with a label for each dummy example."""
         labels = self._labels(problem, update, knowledge, rng).to(knowledge.device)
+        if self.prior in ("pca", "denoiser"):
+            warn_of_missing_classes(problem, labels, self.title)
         if recipe.update_model.splits_batches and (problem.batch_size or 0) < len(labels):
             # In ascending order a mini-batch would have one or two classes.
             labels = labels[torch.randperm(len(labels), generator=rng).to(labels.device)]

@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from fedsim.base.errors import AttackError
+from fedsim.base.errors import AttackError, join_first
 from fedsim.base.task import are_classes
+from fedsim.interfaces.attack import warn
 from fedsim.interfaces.knowledge import Records
 from fedsim.inversion.denoisers import Denoiser, load_denoiser
 from fedsim.inversion.problem import InversionProblem
@@ -21,6 +22,7 @@ _Fit = TypeVar("_Fit")
 _hashes: dict[int, str] = {}
 """Hash of records by their id."""
 _fits: dict[tuple[Any, ...], Any] = {}
+_MAX_NAMES = 5
 _MAX_FITS = 10
 """Of a learnt inversion a fit takes about 150 MB."""
 _NUM_PATCHES = 10_000
@@ -205,6 +207,18 @@ def _check_variety(records: Records, where: str) -> None:
         f"{where}: no two auxiliary records of a class differ, so that a prior would be certain of each class's "
         "examples; grant more records, or others"
     )
+
+
+def warn_of_missing_classes(problem: InversionProblem, labels: Tensor, title: str) -> None:
+    """Warn where no auxiliary record is of a class of the victim's, so that nothing is known of such examples."""
+    records = problem.auxiliary
+    if records is None or not (are_classes(records.labels) and are_classes(labels)):
+        return
+    if missing := sorted(set(labels.tolist()) - set(records.labels.tolist())):
+        warn(
+            f"{title} on {problem.where}: no auxiliary record is of class {join_first(map(str, missing), _MAX_NAMES)}, "
+            "so examples of it are taken for the average of the others; grant records of all classes"
+        )
 
 
 def hash_records(records: Records) -> str:

@@ -191,6 +191,15 @@ def test_auxiliary_records_of_another_shape_are_refused(tmp_path: Path) -> None:
         attack(tmp_path, make_update(0), knowledge(0, auxiliary=others))
 
 
+def test_a_class_without_auxiliary_records_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    missing = int(data(0)[1][0])
+    kept = public().labels != missing
+    others = Records(inputs=public().inputs[kept], labels=public().labels[kept])
+    small = replace(LEARNED, simulated=20, features=20, components=5, epochs=1)
+    attack(tmp_path, make_update(0), knowledge(0, auxiliary=others), small)
+    assert f"no auxiliary record is of class {missing}, so examples of it are taken for the average" in caplog.text
+
+
 def test_where_clients_mix_examples_that_nothing_is_refined_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -156,12 +156,17 @@ def test_training_that_cannot_be_simulated_is_refused_where_it_is_asked_for() ->
         attack(replace(short, local_training="simulated"), make_update(0), facts)
 
 
-def test_a_class_without_auxiliary_records_has_the_mean_of_all() -> None:
+def test_a_class_without_auxiliary_records_has_the_mean_of_all(caplog: pytest.LogCaptureFixture) -> None:
     records = public()
     kept = records.labels < 3
     few = Records(inputs=records.inputs[kept], labels=records.labels[kept])
-    finding = attack(replace(MAP, iterations=3), make_update(0), knowledge(0, auxiliary=few))
+    short = replace(MAP, iterations=3)
+    finding = attack(short, make_update(0), knowledge(0, auxiliary=few))
     assert finding.data.isfinite().all()
+    assert "no auxiliary record is of class" in caplog.text
+    caplog.clear()
+    attack(short, make_update(0), knowledge(0))
+    assert not caplog.text
 
 
 def test_the_problem_of_other_attacks_has_no_noise_model() -> None:
