@@ -80,8 +80,10 @@ def find_sum_column(mixture: InputMixture, layer: FirstLayer, columns: Tensor) -
         if mixture.rank > 1 and not mixture.is_determined(units, _PINNING_LEVERAGE):
             return index
     # Look for sums of an example and another column.
-    if sums := _sum_pairs(mixture, columns):
-        return sums[0][0]
+    for first, second, _ in _sum_pairs(mixture, columns):
+        # Like images of a class look like sums, but are zero where their own inputs alone are silent.
+        if int((silent[first] & ~zeros[:, second]).sum()) <= _LEAST_CROWD:
+            return first
     # Look for columns that disagree with their inputs.
     agreement = layer.agreement(inputs, zeros, mixture.unit_indices)
     worst, median = int(agreement.argmin()), float(agreement.median())
@@ -120,7 +122,7 @@ def repair_columns(mixture: InputMixture, layer: FirstLayer, columns: list[Tenso
     If it is a sum of a missing one and several others, the input that is unmixed with it is
     nevertheless that of the missing one, whose silence then leads to its column.
     """
-    columns = _subtract_parts(mixture, columns)
+    columns = _subtract_parts(mixture, layer, columns)
     for _ in range(_NUM_WORST):
         # Examine the inputs that agree least with their columns.
         scaled = mixture.scale_columns(torch.stack(columns, 1))
@@ -140,19 +142,34 @@ def repair_columns(mixture: InputMixture, layer: FirstLayer, columns: list[Tenso
     return columns
 
 
-def _subtract_parts(mixture: InputMixture, columns: list[Tensor]) -> list[Tensor]:
-    """Replace sums by what remains of them without their other part."""
+def _subtract_parts(mixture: InputMixture, layer: FirstLayer, columns: list[Tensor]) -> list[Tensor]:
+    """Replace sums by what remains of them without their other part; try two differences for each column at most.
+
+    Of like images of a class, whose gradients are nearly proportional, the ratio may be another one. What remains then
+    has zeros at most units, but those that its input leaves silent do not determine it.
+    """
+    tries_left = 2 * len(columns)
     for _ in range(len(columns)):
-        for sum_index, part_index, ratio in _sum_pairs(mixture, torch.stack(columns, 1)):
+        for sum_index, part_index, ratio in _sum_pairs(mixture, torch.stack(columns, 1))[:tries_left]:
+            tries_left -= 1
             others = columns[:sum_index] + columns[sum_index + 1 :]
             difference = columns[sum_index] - ratio * columns[part_index]
             column = mixture.refine_column(difference / difference.norm())
-            if column is not None and mixture.add_column(others, column):
+            if column is None or not mixture.add_column(others, column):
+                continue
+            if mixture.is_determined(_find_own_zeros(mixture, layer, others), _PINNING_LEVERAGE):
                 columns = others
                 break
         else:
             break
     return columns
+
+
+def _find_own_zeros(mixture: InputMixture, layer: FirstLayer, columns: list[Tensor]) -> Tensor:
+    """Return `unit`, the zeros of the last column that its own input leaves silent."""
+    inputs = mixture.unmix_inputs(mixture.scale_columns(torch.stack(columns, 1)))[-1:]
+    is_silent = layer.silence(layer.clamp_inputs(inputs))[0, mixture.unit_indices] > 0
+    return mixture.find_zeros(columns[-1][:, None])[:, 0] & is_silent
 
 
 def subtract_unknown_inputs(layer: FirstLayer, inputs: Tensor, count: int) -> Tensor:

@@ -603,11 +603,12 @@ def of_examples(
     return layer, mixture, columns
 
 
-def test_like_images_of_a_class_are_no_sums_of_each_other() -> None:
+@pytest.mark.parametrize("share", [0.7, 0.85])
+def test_like_images_of_a_class_are_no_sums_of_each_other(share: float) -> None:
     """After one step of one hidden layer their gradients have a shared ratio, and mostly the same zeros."""
     inputs, labels = digits(10)
     inputs[1], labels[1] = inputs[0], labels[0]
-    inputs[1, :, 3:6] = 0.7 * inputs[0, :, 3:6]
+    inputs[1, :, 3:6] = share * inputs[0, :, 3:6]
     one_step: dict[str, Any] = {"epochs": 1, "batch": 10, "options": {"lr": 0.1}}
     layer, mixture, found = of_examples(inputs, labels, partial(mlp, units=800), **one_step)
     columns = mixture.scale_columns(torch.stack(found, 1))
@@ -615,6 +616,24 @@ def test_like_images_of_a_class_are_no_sums_of_each_other() -> None:
     assert (zeros[:, 0] & zeros[:, 1]).sum() > 0.9 * zeros[:, 0].sum()
     assert (0, 1) in [pair[:2] for pair in shared_ratios(mixture, columns)]
     assert find_sum_column(mixture, layer, columns) is None
+    for weight in (0.8, -0.5):
+        together = found[0] + weight * found[1]
+        wrong = [together / together.norm(), *found[1:]]
+        assert find_sum_column(mixture, layer, mixture.scale_columns(torch.stack(wrong, 1))) is not None
+        mended = torch.stack(repair_columns(mixture, layer, wrong), 1)
+        assert (torch.stack(found) @ mended).abs().amax(1).min() > 1 - 1e-6
+
+
+def test_the_search_for_parts_of_sums_ends_where_many_pairs_look_like_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 256 digits a wrong part had zeros at most units, so that each of the others looked like a sum with it."""
+    layer, mixture, found = of_digits(10)
+    pairs = [(first, second, 0.5) for first in range(10) for second in range(10) if first != second]
+    monkeypatch.setattr("adversaries.exact.consistency._sum_pairs", lambda mixture, columns: pairs)
+    monkeypatch.setattr("adversaries.exact.consistency.fit_trimmed_column", lambda mixture, silence: None)
+    tries = []
+    monkeypatch.setattr(InputMixture, "refine_column", lambda mixture, guess: tries.append(guess))
+    assert repair_columns(mixture, layer, found) == found
+    assert len(tries) <= 20
 
 
 def test_a_column_that_is_a_sum_of_several_is_found_out() -> None:
