@@ -12,21 +12,23 @@ from torch.nn.functional import cross_entropy
 from adversaries.exact.halfspaces import add_halfspace_columns
 from adversaries.exact.layer import FirstLayer, read_first_layer
 from adversaries.exact.mixture import InputMixture
-from adversaries.exact.spear_ica import add_estimated_columns
+from adversaries.exact.spear_ica import SpearIca, add_estimated_columns
+from fedsim.base import metrics
 from fedsim.base.errors import AttackError
 from fedsim.base.randomness import generator, seed_globals
 from fedsim.data import Examples
 from fedsim.data.cifar import Cifar10
 from fedsim.data.idx import Mnist
 from fedsim.interfaces.attack import Knowledge
+from fedsim.interfaces.findings import Reconstruction
 from fedsim.training.model_state import copy_state
-from studies.messages import data_folder, weights_update
+from studies.messages import attack_updates, data_folder, weights_update
 from studies.running import Row
 from studies.writing import column_values, group_rows, markdown_table
 
 RATE, BATCH, GAUSSIAN_LIMIT = 0.05, 10, 8.0
 """Learning rate; batch of several epochs, of one step all examples; the range of Gaussian numbers, at both sides."""
-SAME_COSINE = 1 - 1e-6
+SAME_COSINE, EXACT_PSNR = 1 - 1e-6, 40.0
 
 
 @cache
@@ -53,7 +55,10 @@ def build_network(num_inputs: int, units: int, seed: int) -> nn.Module:
 
 
 def measure(data: str, size: int, units_per_example: int, epochs: int, source: str, seed: int) -> Row:
-    """Search columns by one source until a pass finds none; count them, and those of one example alone."""
+    """Search columns by one source until a pass finds none; count them, and those of one example alone.
+
+    Of `spear-ica` as a whole, examples that are certified and those that are exact are counted, and its processor time.
+    """
     inputs, labels = draw_examples(data, size, seed)
     new = partial(build_network, inputs[0].numel(), units_per_example * size, seed)
     model = new()
@@ -73,7 +78,15 @@ def measure(data: str, size: int, units_per_example: int, epochs: int, source: s
         num_classes=10,
         value_range=([low] * channels, [high] * channels),
     )
-    layer = read_first_layer(weights_update(before, copy_state(model), size), knowledge)
+    update = weights_update(before, copy_state(model), size)
+    if source == "spear-ica":
+        finding, seconds = attack_updates(SpearIca(), [update], knowledge, generator("columns"))
+        assert isinstance(finding, Reconstruction)
+        assert finding.certified is not None
+        true = (inputs - low) / (high - low)
+        is_exact = metrics.psnr(metrics.pair_examples(finding.data, true), true) >= EXACT_PSNR
+        return {"columns": int(finding.certified.sum()), "right": int(is_exact.sum()), "seconds": seconds}
+    layer = read_first_layer(update, knowledge)
     try:
         mixture = InputMixture.from_update(layer.weight, layer.bias, size, "halfspaces study")
     except AttackError:
@@ -102,8 +115,16 @@ def find_columns(mixture: InputMixture, layer: FirstLayer, source: str) -> list[
     return columns
 
 
+def format_share(row: Mapping[str, str]) -> str:
+    """Format the share of columns, and of an attack as a whole its time."""
+    if not row["columns"]:
+        return "refused"
+    share = f"{float(row['columns']) / int(row['size']):.2f}"
+    return f"{share} in {float(row['seconds']):.0f} s" if row["seconds"] else share
+
+
 def tables(rows: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """Return the table of shares of the examples whose columns were found, and how many sums were found besides."""
+    """Return the table of shares of the columns that were found."""
     ratios = sorted({row["units_per_example"] for row in rows}, key=int)
     head = ["inputs", "N", "steps", "source", *(f"{ratio} units" for ratio in ratios)]
     lines = []
@@ -112,7 +133,7 @@ def tables(rows: Sequence[Mapping[str, str]]) -> dict[str, str]:
         shares = []
         for ratio in ratios:
             seeds = by_ratio.get((ratio,), [])
-            values = [f"{float(row['right']) / int(size):.2f}" if row["columns"] else "refused" for row in seeds]
+            values = [format_share(row) for row in seeds]
             shares.append(", ".join(values) or "-")
         lines.append([data, size, "one" if epochs == "1" else f"{epochs} epochs", source, *shares])
     wrong = sum(column_values(rows, "columns")) - sum(column_values(rows, "right"))
