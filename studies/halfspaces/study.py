@@ -116,15 +116,15 @@ def find_columns(mixture: InputMixture, layer: FirstLayer, source: str) -> list[
 
 
 def format_share(row: Mapping[str, str]) -> str:
-    """Format the share of columns, and of an attack as a whole its time."""
+    """Format the share of examples whose columns were found, and of an attack as a whole its time."""
     if not row["columns"]:
         return "refused"
-    share = f"{float(row['columns']) / int(row['size']):.2f}"
+    share = f"{float(row['right']) / int(row['size']):.2f}"
     return f"{share} in {float(row['seconds']):.0f} s" if row["seconds"] else share
 
 
 def tables(rows: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """Return the table of shares of the columns that were found."""
+    """Return the table of shares of the examples whose columns were found, and how many sums were found besides."""
     ratios = sorted({row["units_per_example"] for row in rows}, key=int)
     head = ["inputs", "N", "steps", "source", *(f"{ratio} units" for ratio in ratios)]
     lines = []
