@@ -180,6 +180,10 @@ def _judge_matches(item: Summary) -> tuple[str, str]:
     chance = float(examples @ floors / examples.sum()) * count
     remark = f"{examples @ values:.4g} of {count:.4g} examples, {chance:.2g} expected by chance"
     verdict = _conclude(1 / fortune if fortune else 1.0, item)
+    if verdict == LEAKS and examples @ values < 2 * (examples @ floors):  # the sum hides whom the verdict rests on
+        clearest = int(np.argmax(ratios[: len(values)]))
+        matched, expected = examples[clearest] * np.array([values[clearest], floors[clearest]])
+        remark += f"; of one victim {matched:.2g} of {examples[clearest]:.4g}, {expected:.2g} expected"
     if verdict == UNDECIDED and values.min() == 1 and not item.num_missing:
         remark += ", too few examples of others for a verdict"
     return verdict, remark

@@ -59,6 +59,11 @@ def test_matches_are_counted_over_victims() -> None:
     assert judge("identified", *[(0.2, 0.2, 10)] * 8)[0] == GUESSING
 
 
+def test_a_leak_of_one_victim_is_named_where_the_sum_hides_it() -> None:
+    remark = "1 of 16 examples, 0.64 expected by chance; of one victim 1 of 8, 0.0024 expected"
+    assert judge("recovered", (0.125, 0.0003, 8), (0.0, 0.08, 8)) == (LEAKS, remark)
+
+
 def test_rounds_and_starts_of_one_victim_are_about_the_same_examples() -> None:
     rows = [row_of(Score.against_guesses("identified", 0.3, {CHANCE: 0.1}), 0, 10) for _ in range(6)]
     (summary,) = summarise([row | {"round": number} for number, row in enumerate(rows)])
