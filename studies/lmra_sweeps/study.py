@@ -26,6 +26,7 @@ SMALL_BATCH = 256
 TITLES = {
     ("examples", "64"): "64 examples",
     ("examples", "256"): "256 examples",
+    ("batch_size", "8"): "B = 8",
     ("batch_size", "full"): "B = N",
     ("local_epochs", "10"): "E = 10",
     ("clients", "40"): "40 clients",
