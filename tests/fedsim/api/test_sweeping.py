@@ -244,7 +244,9 @@ def test_kill_9_changes_nothing_in_the_table(
 def test_ctrl_c_leaves_tables_of_what_is_done(sweep_home: Path, tmp_path: Path) -> None:
     file = tmp_path / "study.toml"
     file.write_text(tomli_w.dumps(SWEEP | {"sweep": SWEEP["sweep"] | {"workers": 2}}), encoding="utf-8")
-    command = [sys.executable, "-c", "from fedsim.cli.main import main; main()", "sweep", "study.toml", "-q"]
+    # A test run that a script started in the background ignores the signal, and so would its children.
+    heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    command = [sys.executable, "-c", f"{heed}; from fedsim.cli.main import main; main()", "sweep", "study.toml", "-q"]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
         while process.poll() is None and not list((tmp_path / "runs" / "cells").glob("federations/*.json")):
             time.sleep(0.01)
