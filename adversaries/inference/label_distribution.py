@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import deepcopy
 
 import torch
 from torch import Tensor
@@ -12,8 +11,7 @@ from adversaries.inference.usable_rounds import compute_by_round
 from fedsim.base.errors import AttackError, KnowledgeError
 from fedsim.interfaces.attack import Knowledge, Progress, Target
 from fedsim.interfaces.findings import LabelDistribution
-from fedsim.inversion.labels.last_layer import output_layer
-from fedsim.inversion.model_checks import probe_inputs
+from fedsim.inversion.labels.last_layer import count_outputs
 from fedsim.recording.wire_format import Update
 
 ClassCounter = Callable[[Update], Tensor]
@@ -62,16 +60,10 @@ def check_output_layer(knowledge: Knowledge) -> int | None:
     Raises:
         AttackError: the network does not end in a linear layer by which labels are counted.
     """
-    assert knowledge.model is not None
-    model = deepcopy(knowledge.model()).eval()
-    inputs = probe_inputs(model, knowledge)
-    if inputs is None:
-        return None
     try:
-        name, _ = output_layer(model, inputs)
+        return count_outputs(knowledge)
     except KnowledgeError as error:
         raise AttackError(_explain_layer(error)) from error
-    return len(model.get_parameter(f"{name}.weight"))
 
 
 def _explain_layer(error: KnowledgeError) -> str:

@@ -37,11 +37,7 @@ class MembershipLira(Attack):
     rounds_needed: ClassVar[RoundsNeeded] = ALL
     clients_needed: ClassVar[int] = MIN_CLIENTS_PER_ROUND
     needs_num_examples: ClassVar[bool] = False
-
-    @property
-    def message_kind(self) -> MessageKind:
-        """Return weights, which it attacks."""
-        return "weights"
+    message_kind: ClassVar[MessageKind] = "weights"
 
     def _run(self, target: Target, progress: Progress) -> Finding:
         statistic = CandidateScorer(target.knowledge).confidence_log_odds

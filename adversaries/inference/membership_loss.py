@@ -39,11 +39,7 @@ class MembershipLoss(Attack):
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT, GROUP})
     rounds_needed: ClassVar[RoundsNeeded] = ALL
     needs_num_examples: ClassVar[bool] = False
-
-    @property
-    def message_kind(self) -> MessageKind:
-        """Return weights, which it attacks."""
-        return "weights"
+    message_kind: ClassVar[MessageKind] = "weights"
 
     def _run(self, target: Target, progress: Progress) -> Finding:
         scorer = CandidateScorer(target.knowledge)

@@ -59,11 +59,7 @@ class NonLinearSurrogate(GradientInversion):
     scale_weight: NonNegativeFloat = 0.01
 
     paper: ClassVar[Paper] = cite("Xia2025")
-
-    @property
-    def message_kind(self) -> MessageKind:
-        """Return weights, which it attacks."""
-        return "weights"
+    message_kind: ClassVar[MessageKind] = "weights"
 
     def _recipe(self, problem: InversionProblem) -> Recipe:
         return Recipe(

@@ -61,11 +61,7 @@ class SurrogateModelExtension(GradientInversion):
 
     paper: ClassVar[Paper] = cite("Zhu2023")
     vector_targets: ClassVar[bool] = True
-
-    @property
-    def message_kind(self) -> MessageKind:
-        """Return weights, which it attacks."""
-        return "weights"
+    message_kind: ClassVar[MessageKind] = "weights"
 
     def _recipe(self, problem: InversionProblem) -> Recipe:
         return Recipe(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
@@ -30,10 +29,9 @@ from fedsim.inversion.descent import Curves, Step, Trial, descend, divergence_er
 from fedsim.inversion.differentiability import check_differentiability, check_inputs
 from fedsim.inversion.distances import SquaredL2
 from fedsim.inversion.labels.gradients import LABEL_RULES, check_distinct_labels
-from fedsim.inversion.labels.last_layer import last_layer, output_layer
+from fedsim.inversion.labels.last_layer import count_outputs, last_layer
 from fedsim.inversion.labels.logit_gradient import check_mean_cross_entropy
 from fedsim.inversion.lbfgs import ValuesAndGradients, minimise
-from fedsim.inversion.model_checks import probe_inputs
 from fedsim.inversion.priors import total_variation
 from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.recipe import INPUT_MOMENTS, cosine_schedule
@@ -138,11 +136,7 @@ class TemporalInversion(Attack):
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
     uses: ClassVar[frozenset[str]] = INPUT_MOMENTS | {"labels", "defenses"}
     rounds_needed: ClassVar[RoundsNeeded] = ALL
-
-    @property
-    def message_kind(self) -> MessageKind:
-        """Return gradients of mini-batches, several of which are matched."""
-        return "gradient"
+    message_kind: ClassVar[MessageKind] = "gradient"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -163,11 +157,8 @@ class TemporalInversion(Attack):
         """Refuse more examples than there are classes, where each class is found once."""
         if self.labels != "column" or "labels" in granted:
             return
-        assert knowledge.model is not None
-        model = deepcopy(knowledge.model()).eval()
-        if (inputs := probe_inputs(model, knowledge)) is not None:
-            name, _ = output_layer(model, inputs)
-            check_distinct_labels(num_examples, len(model.get_parameter(f"{name}.weight")))
+        if (outputs := count_outputs(knowledge)) is not None:
+            check_distinct_labels(num_examples, outputs)
 
     @property
     def _min_gradients(self) -> int:

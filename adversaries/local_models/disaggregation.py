@@ -69,11 +69,7 @@ class Disaggregation(Attack):
     paper: ClassVar[Paper] = cite("Lam2021")
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT, GROUPS})
     rounds_needed: ClassVar[RoundsNeeded] = ALL
-
-    @property
-    def message_kind(self) -> MessageKind:
-        """Return weights, which it attacks."""
-        return "weights"
+    message_kind: ClassVar[MessageKind] = "weights"
 
     def _run(self, target: Target, progress: Progress) -> LocalModel:
         victim = target.victim

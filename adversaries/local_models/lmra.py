@@ -97,11 +97,7 @@ class LocalModelReconstruction(Attack):
     needs: ClassVar[frozenset[str]] = frozenset()
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
     rounds_needed: ClassVar[RoundsNeeded] = 3  # a mapping is learnt from some, validated on others
-
-    @property
-    def message_kind(self) -> MessageKind:
-        """Return weights, which it attacks."""
-        return "weights"
+    message_kind: ClassVar[MessageKind] = "weights"
 
     def __post_init__(self) -> None:
         super().__post_init__()

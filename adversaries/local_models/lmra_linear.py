@@ -64,11 +64,7 @@ class LinearLocalModel(Attack):
     uses: ClassVar[frozenset[str]] = OPTIMIZER_FACTS
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
     rounds_needed: ClassVar[RoundsNeeded] = ALL
-
-    @property
-    def message_kind(self) -> MessageKind:
-        """Return weights, which it attacks."""
-        return "weights"
+    message_kind: ClassVar[MessageKind] = "weights"
 
     def _run(self, target: Target, progress: Progress) -> LocalModel:
         num_parameters = _count_parameters(target)

@@ -51,7 +51,7 @@ def explain_openness(reading: ScoreReading, rows: Rows, *, is_main: bool) -> str
 
 def _find_leaking_part(item: Summary, rows: Rows) -> str:
     """Say which single round or random start is beyond its floor for all its victims; empty for none."""
-    by_round = group_by(rows, lambda row: f"{name_rounds(row['round'])}")
+    by_round = group_by(rows, lambda row: name_rounds(row["round"]))
     by_start = group_by(rows, lambda row: f"{name_rounds(row['round'])}, random start {row['repeat']}")
     title = describe_metric(item.metric).title
     for parts in (by_round, by_start):

@@ -304,18 +304,18 @@ def test_exchanged_files_of_clients_whose_data_are_alike_are_in_doubt(
     """Either explains the message of the other well enough to be scored."""
     common, labels = held_by(0)
 
-    def alike(client: int) -> tuple[Tensor, Tensor]:
+    def hold_like_data(client: int) -> tuple[Tensor, Tensor]:
         return (common + 0.4 * (held_by(client + 5)[0] - 0.5)).clamp(0, 1), labels
 
     model = make_model()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    cross_entropy(model(alike(0)[0]), labels).backward()
+    cross_entropy(model(hold_like_data(0)[0]), labels).backward()
     after = {name: before[name] - 0.1 * p.grad for name, p in model.named_parameters() if p.grad is not None}
     transcript = record_updates(tmp_path / "transcript", [build_update(before, after, num_examples=2)])
     for clients in ((0, 1), (1, 0)):
         caplog.clear()
         table = fedsim.write_truth(
-            tmp_path / str(clients[0]), lambda client, order=clients: alike(order[client]), [0, 1]
+            tmp_path / str(clients[0]), lambda client, order=clients: hold_like_data(order[client]), [0, 1]
         )
         context = EvaluationContext(
             case=ForeignRecording({client: Path(file) for client, file in table.items()}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,7 +15,9 @@ from fedsim.base.errors import KnowledgeError
 from fedsim.base.loss_term import has_loss_term, loss_term_of
 from fedsim.base.module_hooks import hook_outputs
 from fedsim.base.randomness import generator
+from fedsim.interfaces.attack import Knowledge
 from fedsim.interfaces.defense import Defense, apply_adversary_views
+from fedsim.inversion.model_checks import probe_inputs
 from fedsim.inversion.problem import InversionProblem
 from fedsim.recording.wire_format import State
 from fedsim.training.first_layer import USE_TOLERANCE
@@ -107,6 +110,21 @@ def fill_dropped_entries(layer: State, defenses: Sequence[Defense]) -> State:
 
 
 @torch.no_grad()
+def count_outputs(knowledge: Knowledge) -> int | None:
+    """Return how many outputs the last linear layer has; None where no input is known that the network takes.
+
+    Raises:
+        KnowledgeError: the network does not end in such a layer, see `output_layer`.
+    """
+    assert knowledge.model is not None
+    model = deepcopy(knowledge.model()).eval()
+    inputs = probe_inputs(model, knowledge)
+    if inputs is None:
+        return None
+    name, _ = output_layer(model, inputs)
+    return len(model.get_parameter(f"{name}.weight"))
+
+
 def output_layer(model: nn.Module, inputs: Tensor) -> tuple[str, Tensor]:
     """Find the linear layer whose outputs are the model's; return its name and its inputs.
 
