@@ -33,7 +33,7 @@ def write_study(study: Study, *, pictures: bool) -> None:
         page.write_text(text, encoding="utf-8")
     if hasattr(study.module, "figures"):
         tables = study.module.figures()
-        path = PACKAGE_FOLDER / "kept" / f"{tables['paper']}-computed.toml"
+        path = computed_file(study.name)
         path.write_text(KEPT_HEAD.format(study.name, study.name) + format_kept(add_kept_words(path, tables)))
     if pictures and hasattr(study.module, "draw"):
         study.module.draw(read_rows(study.results))
@@ -124,6 +124,11 @@ def add_kept_words(path: Path, tables: dict[str, Any]) -> dict[str, Any]:
 
 def _has_equal(first: Mapping[str, Any], second: Mapping[str, Any], *names: str) -> bool:
     return all(first.get(name) == second.get(name) for name in names)
+
+
+def computed_file(study: str) -> Path:
+    """Return the file of the figures that a study computes for a paper's tables."""
+    return PACKAGE_FOLDER / "kept" / f"{study.replace('_', '-')}-computed.toml"
 
 
 def computed_part(result: Mapping[str, Any]) -> dict[str, Any]:

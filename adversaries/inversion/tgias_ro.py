@@ -148,9 +148,9 @@ class TemporalInversion(Attack):
                 f"least {2 * self.invalid + 3}, got {self._min_gradients}"
             )
 
-    @property
-    def fewest_rounds(self) -> int:
+    def count_fewest_rounds(self, num_parameters: int | None) -> int:
         """Return how many rounds it needs: one of each gradient."""
+        del num_parameters
         return self._min_gradients
 
     def check_num_examples(self, knowledge: Knowledge, num_examples: int, granted: Collection[str]) -> None:

@@ -66,6 +66,10 @@ class LinearLocalModel(Attack):
     rounds_needed: ClassVar[RoundsNeeded] = ALL
     message_kind: ClassVar[MessageKind] = "weights"
 
+    def count_fewest_rounds(self, num_parameters: int | None) -> int:
+        """Return d + 1."""
+        return 1 if num_parameters is None else num_parameters + 1
+
     def _run(self, target: Target, progress: Progress) -> LocalModel:
         num_parameters = _count_parameters(target)
         updates = read_updates(target)

@@ -228,9 +228,13 @@ class Attack(CheckedSettings, ABC):
         """Return what clients have to send so that it can be made as it is set."""
         return "any"
 
-    @property
-    def fewest_rounds(self) -> int:
-        """Return how many rounds of its victim it needs at least as it is set."""
+    def count_fewest_rounds(self, num_parameters: int | None) -> int:
+        """Return how many rounds of its victim it needs at least as it is set.
+
+        Args:
+            num_parameters: of those that clients train and send; None where it is not known before any message.
+        """
+        del num_parameters
         return self.rounds_needed if isinstance(self.rounds_needed, int) else 1
 
     @final

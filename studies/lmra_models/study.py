@@ -240,7 +240,8 @@ def attack_table(
 
 def split_federations(rows: Rows) -> dict[str, Cell]:
     """Return the rows of each federation by its title; those with batch normalisation come last."""
-    federations, known = {}, group_rows(rows, "data", "batch_norm")
+    federations: dict[str, Cell] = {}
+    known = group_rows(rows, "data", "batch_norm")
     for batch_norm, suffix in (("False", ""), ("True", ", BN")):
         for data, title in LABELS.items():
             if (data, batch_norm) in known:
@@ -273,10 +274,15 @@ def format_number(value: float, metric: str, sign: str = "") -> str:
 
     >>> format_number(0.5, "zest"), format_number(-0.5, "zest", "+"), format_number(41.25, "local_mape")
     ('.500', '-.500', '41.2')
+
+    What rounds to 0 has no minus.
+
+    >>> format_number(-0.0004, "zest"), format_number(-0.0004, "zest", "+"), format_number(-0.04, "class_psnr")
+    ('.000', '+.000', '0.0')
     """
     if metric in NOT_SHARES:
-        return f"{value:{sign}.1f}"
-    return re.sub(r"^([+-]?)0\.", r"\1.", f"{value:{sign}.3f}")
+        return f"{value:{sign}z.1f}"
+    return re.sub(r"^([+-]?)0\.", r"\1.", f"{value:{sign}z.3f}")
 
 
 def format_percent(value: float, metric: str) -> str:
@@ -336,7 +342,7 @@ def is_improvement(differences: Values, metric: str) -> bool:
 def figures() -> dict[str, Any]:
     """Return our figures in the place of the paper's Table 1, in percent."""
     rows = read_rows(Study.open("lmra_models").results)
-    kept = []
+    kept: list[dict[str, Any]] = []
     for (table, name), attacks in FIGURES.items():
         figures_of_rows = {}
         for title, cell in split_federations(rows).items():

@@ -26,14 +26,17 @@ SMALL_BATCH = 256
 TITLES = {
     ("examples", "64"): "64 examples",
     ("examples", "256"): "256 examples",
+    ("examples", "1024"): "1024 examples",
     ("batch_size", "8"): "B = 8",
+    ("batch_size", "64"): "B = 64",
     ("batch_size", "full"): "B = N",
     ("local_epochs", "10"): "E = 10",
     ("clients", "40"): "40 clients",
+    ("clients", "100"): "100 clients",
 }
 """Settings and values in the order of the tables."""
 BASE = "base setting"
-BASES = {"40 clients": "256 examples"}
+BASES = {"40 clients": "256 examples", "100 clients": "256 examples"}
 """What a line is compared with, if not with the base setting; nothing where a federation lacks it, as AT&T does."""
 Column = tuple[str, str, str, str]
 """Its title; an attack, its metric, and what to show: its score, its floor, or the name of what is subtracted."""
@@ -86,8 +89,8 @@ Rows = Sequence[Mapping[str, str]]
 def change_setting(data: str, setting: str, value: int | str) -> dict[str, Any]:
     """Return the experiment of the paper's Table 1 with one setting changed.
 
-    With more local epochs there are fewer rounds and all are recorded, so training and messages stay as many. Forty
-    clients of Leaf Synthetic have 256 examples each.
+    With more local epochs there are fewer rounds and all are recorded, so training and messages stay as many. More
+    clients than ten of Leaf Synthetic have 256 examples each.
     """
     tables = read_experiment(data)
     partition, training, federation = tables["partition"], tables["training"], tables["federation"]
@@ -128,23 +131,33 @@ def tables(rows: Rows) -> dict[str, str]:
     """Return the tables of the page, with a line for each federation and setting."""
     cells = group_rows(rows, "data", "setting", "setting_value")
     kept = select_rows(read_rows(Study.open("lmra_models").results), seed=1, batch_norm=False)
-    lines: dict[str, list[list[str]]] = {name: [] for name in COLUMNS}
+    federations: dict[str, dict[str, Cell]] = {}
     for title, base in split_federations(kept).items():
         (data,) = [data for data, label in LABELS.items() if label == title]
-        federations = {BASE: base}
+        federations[title] = {BASE: base}
         for place, setting in TITLES.items():
             if (data, *place) in cells:
                 seeded = [{"seed": "1", **row} for row in cells[data, *place]]
-                federations[setting] = group_rows(seeded, "attack", "metric")
-        for name, columns in COLUMNS.items():
-            about = title
-            for setting, cell in federations.items():
-                texts = format_columns(cell, federations.get(BASES.get(setting, BASE), {}), columns)
-                if any(texts):
-                    lines[name].append([about, setting, *texts])
-                    about = ""
-    heads = {name: ["", "", *(column for column, *_ in columns)] for name, columns in COLUMNS.items()}
-    return {name: markdown_table(heads[name], lines[name]) for name in COLUMNS}
+                federations[title][setting] = group_rows(seeded, "attack", "metric")
+    return {name: setting_table(federations, columns) for name, columns in COLUMNS.items()}
+
+
+def setting_table(federations: Mapping[str, Mapping[str, Cell]], columns: Sequence[Column], base: str = BASE) -> str:
+    """Return a table with a line for each setting of each federation that has scores.
+
+    Args:
+        federations: by title, and by setting.
+        base: the setting with which others are compared, but for those in `BASES`.
+    """
+    lines = []
+    for title, settings in federations.items():
+        about = title
+        for setting, cell in settings.items():
+            texts = format_columns(cell, settings.get(BASES.get(setting, base), {}), columns)
+            if any(texts):
+                lines.append([about, setting, *texts])
+                about = ""
+    return markdown_table(["", "", *(column for column, *_ in columns)], lines)
 
 
 def format_columns(cell: Cell, base: Cell, columns: Sequence[Column]) -> list[str]:

@@ -12,10 +12,10 @@ from types import ModuleType
 import pytest
 import tomli_w
 
-from fedsim.api.reproduce.papers import PACKAGE_FOLDER, KeptFile, KeptResult, commit_sentence, read_results
+from fedsim.api.reproduce.papers import KeptFile, KeptResult, commit_sentence, read_results
 from fedsim.base.errors import ConfigError
 from studies.running import Study
-from studies.writing import add_kept_words, computed_part
+from studies.writing import add_kept_words, computed_file, computed_part
 from tests.support.scripts import load_script
 
 ROOT = Path(__file__).parent.parent.parent
@@ -66,8 +66,7 @@ def test_a_reason_that_was_written_by_hand_outlasts_new_figures(tmp_path: Path) 
 @pytest.mark.parametrize("name", ["lavp", "angular", "lmra_models"])
 def test_figures_follow_from_the_rows_of_studies(name: str) -> None:
     tables = Study.open(name).module.figures()
-    path = PACKAGE_FOLDER / "kept" / f"{tables['paper']}-computed.toml"
-    kept = tomllib.loads(path.read_text(encoding="utf-8"))
+    kept = tomllib.loads(computed_file(name).read_text(encoding="utf-8"))
     for part in ("kept", "details"):
         figures = [computed_part(result) for result in kept.get(part, [])]
         assert figures == tables.get(part, []), f"rows have changed: run python -m studies {name} --write"

@@ -365,6 +365,10 @@ def test_a_cell_whose_own_attack_is_refused_does_not_apply_although_its_source_d
             "lmra needs at least 3 rounds of a client, and 2 are to be attacked",
         ),
         (
+            {"attack": [{"name": "lmra-linear"}], "adversary": {"rounds": "all"}},
+            "lmra-linear needs at least 611 rounds of a client, and 2 are to be attacked",
+        ),
+        (
             {"attack": [SME], "recording": {"clients": [1]}},
             "adversary.victims: client 0 will not be recorded (recording.clients = [1])",
         ),
