@@ -216,7 +216,7 @@ ORACLE = "quarter way"
 def measure(weights: str, batch: int, seed: int, method: str) -> Row:
     """Attack one victim; score the claim, and say in which parts of the network the distance remains."""
     update, knowledge = send_message(MODEL, "cifar10", batch, "gradient", weights, "sent", seed)
-    problem = known_problem(update, replace(knowledge, auxiliary=public_records(MODEL)), by_batch=True)
+    problem = known_problem(update, replace(knowledge, auxiliary=public_records(MODEL, "cifar10")), by_batch=True)
     stages = METHODS[method][1]
     if method == ORACLE:
         stages = (replace(stages[0], parametrisation=start_near_truth(problem, batch, seed)),)
@@ -226,7 +226,7 @@ def measure(weights: str, batch: int, seed: int, method: str) -> Row:
         ends = [run_stages(problem, stages, (batch, 3, 32, 32), rng) for _ in range(starts)]
     dummy = min(ends, key=lambda end: end[0])[1]
     claim = Reconstruction(data=problem.scaling.to_unit_range(dummy), labels=problem.labels)
-    return score_images(claim, MODEL, batch, seed) | split_distance(problem, dummy)
+    return score_images(claim, MODEL, "cifar10", batch, seed) | split_distance(problem, dummy)
 
 
 def start_near_truth(problem: InversionProblem, batch: int, seed: int) -> FixedStart:
@@ -340,27 +340,29 @@ def split_distance(problem: InversionProblem, dummy: Tensor) -> dict[str, float]
 def tables(rows: Rows) -> dict[str, str]:
     """Return the scores of the methods, and the parts of the network in which the distance remains."""
     scores, parts = [], []
-    for weights, of_weights in group_rows(rows, "weights").items():
-        known = select_rows(of_weights, method="present")
-        scores.append([*weights, "the best guess", "–", str(len(known)), format_scores(known, "_floor"), "–", "–", "–"])
+    settings = group_rows(rows, "batch", "weights")
+    for setting in sorted(settings, key=lambda setting: (int(setting[0]), setting[1])):
+        of_setting = settings[setting]
+        known = select_rows(of_setting, method="present")
+        scores.append([*setting, "the best guess", "–", str(len(known)), format_scores(known, "_floor"), "–", "–", "–"])
         norms = [f"{column_values(known, f'norm_{part}').mean():.2f}" for part in PARTS]
-        parts.append([*weights, "*share of the message*", "–", *norms])
+        parts.append([*setting, "*share of the message*", "–", *norms])
         for method, (title, stages) in METHODS.items():
-            if not (cell := select_rows(of_weights, method=method)):
+            if not (cell := select_rows(of_setting, method=method)):
                 continue
             starts = 3 if method.startswith("starts") else 1
             evaluations = starts * sum(round(stage.share * BUDGET) for stage in stages)
             distance = f"{column_values(cell, 'distance').mean():.2f}"
             changes = [format_change(cell, known, name) for name in ("distance", "psnr")]
-            scores.append([*weights, title, str(evaluations), str(len(cell)), format_scores(cell), distance, *changes])
+            scores.append([*setting, title, str(evaluations), str(len(cell)), format_scores(cell), distance, *changes])
             if method in SPLIT_METHODS:
                 left = [f"{column_values(cell, f'left_{part}').mean():.2f}" for part in PARTS]
                 within = [f"{column_values(cell, f'cosine_{part}').mean():.2f}" for part in PARTS]
                 cells = [" / ".join(pair) for pair in zip(left, within, strict=True)]
-                parts.append([*weights, title, distance, *cells])
+                parts.append([*setting, title, distance, *cells])
     changes = ["change of distance", "change in dB"]
-    head = ["weights", "matching", "evaluations", "victims", "PSNR / LPIPS / identified", "distance", *changes]
-    part_head = ["weights", "matching", "distance", *PARTS.values()]
+    head = ["N", "weights", "matching", "evaluations", "victims", "PSNR / LPIPS / identified", "distance", *changes]
+    part_head = ["N", "weights", "matching", "distance", *PARTS.values()]
     return {"": markdown_table(head, scores), "layers": markdown_table(part_head, parts)}
 
 

@@ -30,11 +30,21 @@ from fedsim.inversion.recipe import Recipe, cosine_schedule
 from fedsim.recording.wire_format import Update
 from studies.messages import data_folder, invert_update, pair_psnr, score_claim
 from studies.running import Row
-from studies.today.study import FEWEST, SEED, BatchNormalisedInversion, experiment_of, send_message, victims_images
+from studies.today.study import (
+    FEWEST,
+    SEED,
+    SIDES,
+    BatchNormalisedInversion,
+    experiment_of,
+    send_message,
+    victims_images,
+)
 from studies.writing import column_values, group_rows, markdown_table
 
-FLOOR_EXAMPLES, PUBLIC_EXAMPLES = 500, 3000
-"""Training images of guesses, and those after them that priors are fitted to. The network was trained on both."""
+FLOOR_EXAMPLES = 500
+"""First training images, of which guesses are made; there are 200 faces."""
+PUBLIC_EXAMPLES = {"cifar10": slice(500, 3500), "faces": slice(0, 200)}
+"""Training images that priors are fitted to. Faces are too few for guesses to have others."""
 COMPONENTS = 60
 METRICS = ("psnr", "ssim", "lpips", "identified")
 BN_WEIGHT = 0.005
@@ -96,39 +106,39 @@ def build_attack(attack: str, statistics: str, half_way: Tensor) -> CosineDecayI
 
 
 @cache
-def public_records(model: str) -> Records:
-    """Return the images that priors are fitted to."""
-    experiment = experiment_of(model, "cifar10")
-    chosen, train = slice(FLOOR_EXAMPLES, FLOOR_EXAMPLES + PUBLIC_EXAMPLES), experiment.dataset.train
+def public_records(model: str, data: str) -> Records:
+    """Return the images that priors are fitted to; the network was trained on them."""
+    experiment = experiment_of(model, data)
+    chosen, train = PUBLIC_EXAMPLES[data], experiment.dataset.train
     return Records(inputs=experiment.data.to_model(train.inputs(chosen)), labels=train.labels[chosen])
 
 
-def measure(model: str, weights: str, statistics: str, batch: int, attack: str, seed: int) -> Row:
+def measure(model: str, data: str, weights: str, statistics: str, batch: int, attack: str, seed: int) -> Row:
     """Attack one victim, score the claim also against the next victim's images, and diagnose why it ended there."""
-    update, knowledge = send_message(model, "cifar10", batch, "gradient", weights, statistics, seed)
-    knowledge = replace(knowledge, auxiliary=public_records(model))
-    images, labels = victims_images("cifar10", batch, seed)
+    update, knowledge = send_message(model, data, batch, "gradient", weights, statistics, seed)
+    knowledge = replace(knowledge, auxiliary=public_records(model, data))
+    images, labels = victims_images(data, batch, seed)
     problem = known_problem(update, knowledge, by_batch=statistics in NORMALISED_BY_BATCH)
     true = problem.scaling.from_unit_range(images[labels.argsort(stable=True)])
     points = points_between(problem, true)
     method = build_attack(attack, statistics, points["half"])
     finding = invert_update(method, update, knowledge, generator(SEED, "today attack", seed))
-    row = score_images(finding, model, batch, seed)
+    row = score_images(finding, model, data, batch, seed)
     row["distance"] = float(finding.trace["l_sim"][-1])
     return row | diagnose(problem, true, points)
 
 
-def score_images(finding: Reconstruction, model: str, batch: int, seed: int) -> Row:
+def score_images(finding: Reconstruction, model: str, data: str, batch: int, seed: int) -> Row:
     """Return the scores of one victim's claimed images beside guesses, and their PSNR against another victim's."""
-    images, labels = victims_images("cifar10", batch, seed)
+    images, labels = victims_images(data, batch, seed)
     scores = score_claim(
         finding, Truth(data=images, labels=labels), generator(SEED, "today guesses", seed),
-        experiment_of(model, "cifar10").dataset.train, FLOOR_EXAMPLES, weights=data_folder() / "weights",
+        experiment_of(model, data).dataset.train, FLOOR_EXAMPLES, weights=data_folder() / "weights",
         labels_granted=True,
     )  # fmt: skip
     row: Row = {name: scores[name].value for name in METRICS}
     row |= {f"{name}_floor": scores[name].floor for name in METRICS}
-    row["psnr_other"] = pair_psnr(finding.data, victims_images("cifar10", batch, seed + 1)[0])
+    row["psnr_other"] = pair_psnr(finding.data, victims_images(data, batch, seed + 1)[0])
     return row
 
 
@@ -179,6 +189,7 @@ def diagnose(problem: InversionProblem, true: Tensor, points: Mapping[str, Tenso
 
 
 TITLES = {
+    "cifar10": "CIFAR-10", "faces": "Faces",
     "resnet18/4": "ResNet18/4", "vit": "ViT", "early": "early", "trained": "trained",
     "frozen": "running", "sent": "batch, sent", "withheld": "batch, withheld", "none": "–",
     "pca": "60 components", "half way": "from half way",
@@ -188,7 +199,21 @@ POINTS = {"means": "class means", "half": "half way", "nearest": "60 components"
 
 
 def tables(rows: Rows) -> dict[str, str]:
-    """Return the scores, and what a descent meets on its way."""
+    """Return the scores, and what a descent meets on its way; a table of each for each data set."""
+    head = ["N", "weights", "network", "BatchNorm"]
+    gain_heads = ["gain in dB", "gain in LPIPS", "gain in identified"]
+    score_head = [*head, "matching", "victims", "guess", "claim", *gain_heads, "other's images", "distance"]
+    scores, ways = [], []
+    for (data,), of_data in group_rows(rows, "data").items():
+        score_lines, way_lines = map_settings(of_data)
+        title = f"{TITLES[data]}, {SIDES[data]} x {SIDES[data]}:"
+        scores += [title, markdown_table(score_head, score_lines)]
+        ways += [title, markdown_table([*head, "victims", *POINTS.values()], way_lines)]
+    return {"": "\n\n".join(scores), "ways": "\n\n".join(ways)}
+
+
+def map_settings(rows: Rows) -> tuple[list[list[str]], list[list[str]]]:
+    """Return a line of scores for each setting, and a line of what a descent meets."""
     scores, ways = [], []
     settings = group_rows(rows, "model", "statistics", "batch", "weights", "attack")
     for setting in sorted(settings, key=rank_setting):
@@ -204,14 +229,7 @@ def tables(rows: Rows) -> dict[str, str]:
         scores.append([*line, *map_gains(cell), f"{column_values(cell, 'psnr_other').mean():.1f}", left])
         if attack == "pca":  # the points do not depend on the attack
             ways.append([*place, str(len(cell)), *map_points(cell)])
-    head = ["N", "weights", "network", "BatchNorm"]
-    gain_heads = ["gain in dB", "gain in LPIPS", "gain in identified"]
-    return {
-        "": markdown_table(
-            [*head, "matching", "victims", "guess", "claim", *gain_heads, "other's images", "distance"], scores
-        ),
-        "ways": markdown_table([*head, "victims", *POINTS.values()], ways),
-    }
+    return scores, ways
 
 
 def rank_setting(setting: Sequence[str]) -> list[int]:
