@@ -102,6 +102,8 @@ def build_attack(attack: str, statistics: str, half_way: Tensor) -> CosineDecayI
     }
     if attack == "half way":
         return CosineDecayInversion(**settings, step_size=0.02, tv_weight=0.001, start=half_way)
+    if attack == "denoiser":
+        return CosineDecayInversion(**settings | {"iterations": 300}, step_size=1.0, tv_weight=0.0, prior="denoiser")
     return CosineDecayInversion(**settings, step_size=0.1, tv_weight=0.0, prior="pca")
 
 
@@ -192,7 +194,7 @@ TITLES = {
     "cifar10": "CIFAR-10", "faces": "Faces",
     "resnet18/4": "ResNet18/4", "vit": "ViT", "early": "early", "trained": "trained",
     "frozen": "running", "sent": "batch, sent", "withheld": "batch, withheld", "none": "–",
-    "pca": "60 components", "half way": "from half way",
+    "pca": "60 components", "denoiser": "denoiser", "half way": "from half way",
 }  # fmt: skip
 FORMATS = {"psnr": ".1f", "ssim": ".2f", "lpips": ".2f", "identified": ".2f"}
 POINTS = {"means": "class means", "half": "half way", "nearest": "60 components"}
@@ -209,7 +211,9 @@ def tables(rows: Rows) -> dict[str, str]:
         title = f"{TITLES[data]}, {SIDES[data]} x {SIDES[data]}:"
         scores += [title, markdown_table(score_head, score_lines)]
         ways += [title, markdown_table([*head, "victims", *POINTS.values()], way_lines)]
-    return {"": "\n\n".join(scores), "ways": "\n\n".join(ways)}
+    changes = ["change in dB", "in LPIPS", "in identified"]
+    compared = markdown_table(["compared", "data", *head, "matching", "victims", *changes], compare_settings(rows))
+    return {"": "\n\n".join(scores), "ways": "\n\n".join(ways), "compared": compared}
 
 
 def map_settings(rows: Rows) -> tuple[list[list[str]], list[list[str]]]:
@@ -230,6 +234,44 @@ def map_settings(rows: Rows) -> tuple[list[list[str]], list[list[str]]]:
         if attack == "pca":  # the points do not depend on the attack
             ways.append([*place, str(len(cell)), *map_points(cell)])
     return scores, ways
+
+
+COMPARISONS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
+    "statistics withheld, not sent": ({"statistics": "withheld"}, {"statistics": "sent"}),
+    "running statistics, not the batch's": ({"statistics": "frozen"}, {"statistics": "sent"}),
+    "trained, not early": ({"weights": "trained"}, {"weights": "early"}),
+    "a denoiser, 300 iterations": ({"attack": "denoiser"}, {"attack": "pca"}),
+}
+"""What is compared on the same victims, all else equal: the values of a row, and those of the row beside it."""
+
+
+def compare_settings(rows: Rows) -> list[list[str]]:
+    """Return how much more is found in one setting than in another by the same attack, with intervals over victims."""
+    lines = []
+    columns = ("data", "batch", "weights", "model", "statistics", "attack")
+    cells = {setting: {row["seed"]: row for row in cell} for setting, cell in group_rows(rows, *columns).items()}
+    for title, (values, others) in COMPARISONS.items():
+        for setting in sorted(cells, key=rank_setting):
+            about = dict(zip(columns, setting, strict=True))
+            beside = cells.get(tuple((about | others).values()), {})
+            seeds = [seed for seed in cells[setting] if seed in beside]
+            if about == about | values and about["attack"] != "half way" and seeds:
+                pair = [[cell[seed] for seed in seeds] for cell in (cells[setting], beside)]
+                place = [TITLES.get(value, value) for value in setting]
+                lines.append([title, *place, str(len(seeds)), *map_changes(*pair)])
+    return lines
+
+
+def map_changes(rows: Rows, others: Rows) -> list[str]:
+    """Format by how much the claims of rows are better than those of others, with 95 % intervals of the means."""
+    texts = []
+    for name, form in (("psnr", "+.1f"), ("lpips", "+.2f"), ("identified", "+.2f")):
+        better = gains(column_values(rows, name), column_values(others, name), higher_is_better=name != "lpips")
+        low, high = confidence_interval(better)
+        # Equal differences have no spread, and yet say little.
+        interval = f" ({low:{form}}, {high:{form}})" if len(better) >= FEWEST and low < high else ""
+        texts.append(f"{better.mean():{form}}{interval}")
+    return texts
 
 
 def rank_setting(setting: Sequence[str]) -> list[int]:
