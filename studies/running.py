@@ -19,9 +19,13 @@ from typing import Any
 from pydantic import Field
 
 import fedsim
+from fedsim.api.arguments import copy_tables
 from fedsim.api.reproduce.papers import read_toml
 from fedsim.base.errors import ConfigError
 from fedsim.base.files import write_text
+from fedsim.federation.experiment_file import config_of, load_config
+from fedsim.federation.resolve import resolve
+from fedsim.federation.settings import LAUNCH, changed_settings, flat_settings
 from fedsim.federation.table import Table
 from fedsim.federation.table_validation import validate_tables
 from fedsim.sweeps.file import read_sweep
@@ -294,10 +298,20 @@ def runs_of_sweep(sweep: fedsim.Sweep) -> Iterator[tuple[dict[str, str], fedsim.
 
 
 def run_or_resume(experiment: Mapping[str, Any], folder: Path) -> fedsim.Run:
-    """Return the run of an experiment in `folder`; make it where there is none, finish it where it was interrupted."""
-    if (folder / "experiment.toml").exists():
-        return fedsim.open(folder).resume()
-    return fedsim.run(experiment, out=folder)
+    """Return the run of an experiment in `folder`; make it where there is none, finish it where it was interrupted.
+
+    Raises:
+        ConfigError: the run in `folder` is of another experiment.
+    """
+    if not (path := folder / "experiment.toml").exists():
+        return fedsim.run(experiment, out=folder)
+    asked = resolve(config_of(copy_tables(experiment), folder.name, Path.cwd()))
+    for key, (before, now) in changed_settings(flat_settings(load_config(path)), flat_settings(asked)).items():
+        if key.removeprefix("federation.") not in LAUNCH:
+            raise ConfigError(
+                f"{folder}: {key}: the run was made with {before}, and the study asks for {now}; remove it"
+            )
+    return fedsim.open(folder).resume()
 
 
 def final_accuracy(run: fedsim.Run) -> float:

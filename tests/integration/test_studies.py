@@ -121,6 +121,10 @@ def test_a_study_finishes_the_run_that_was_interrupted(tmp_path: Path, monkeypat
         with pytest.raises(KeyboardInterrupt):
             running.run_or_resume(tables, tmp_path / "run")
     assert running.run_or_resume(tables, tmp_path / "run").metrics["round"].max() == 3
+    running.run_or_resume(tables | {"federation": {**tables["federation"], "timeout": 99.0}}, tmp_path / "run")
+    other = tables | {"training": {**tables["training"], "learning_rate": 0.7}}
+    with pytest.raises(ConfigError, match=r"run: training.learning_rate: the run was made with .*, and .* 0.7; remove"):
+        running.run_or_resume(other, tmp_path / "run")
 
 
 @pytest.mark.parametrize(
