@@ -64,6 +64,7 @@ class DataLeakage(GradientInversion):
     order_weight: NonNegativeFloat = 1000.0
 
     paper: ClassVar[Paper] = cite("Dimitrov2022")
+    simulates_training: ClassVar[bool] = True
     needs: ClassVar[frozenset[str]] = GradientInversion.needs | MEAN_GRADIENT_FACTS
 
     def _recipe(self, problem: InversionProblem) -> Recipe:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
@@ -61,8 +61,13 @@ class JointInversion(GradientInversion):
 
     paper: ClassVar[Paper] = cite("Fedsim2026")
     rounds_needed: ClassVar[RoundsNeeded] = "all"
+    simulates_training: ClassVar[bool] = True
     needs: ClassVar[frozenset[str]] = GradientInversion.needs | MEAN_GRADIENT_FACTS
     uses: ClassVar[frozenset[str]] = INPUT_MOMENTS | OPTIMIZER_FACTS | {"labels"}
+
+    def check_num_examples(self, knowledge: Knowledge, num_examples: int, granted: Collection[str]) -> None:
+        """Refuse clients that take a part of their examples in each step."""
+        _check_batches(knowledge.batch_size, num_examples, "the clients")
 
     def _run(self, target: Target, progress: Progress) -> Finding:
         first, *later = [target.read_update(number) for number in target.participation_rounds()]
@@ -108,13 +113,18 @@ class _RoundsMatcher(JointInversion):
 def _full_batch_problem(update: Update, knowledge: Knowledge) -> InversionProblem:
     """Return the problem of one round."""
     problem = build_problem(update, knowledge)
-    assert problem.batch_size is not None
-    if problem.batch_size < problem.num_examples:
-        raise AttackError(
-            f"{problem.where}: clients take {problem.batch_size} of N = {problem.num_examples} examples in a step, and "
-            "in which order is unknown, so several rounds cannot be simulated together; choose 'dlfa' for one round"
-        )
+    _check_batches(problem.batch_size, problem.num_examples, problem.where)
     return problem
+
+
+def _check_batches(batch_size: int | None, num_examples: int, where: str) -> None:
+    """Raise AttackError where a step takes only some of N examples."""
+    assert batch_size is not None
+    if batch_size < num_examples:
+        raise AttackError(
+            f"{where}: steps take {batch_size} of N = {num_examples} examples each, and in which order is unknown, "
+            "so several rounds cannot be simulated together; choose 'dlfa' for one round"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

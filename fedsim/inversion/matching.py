@@ -44,6 +44,7 @@ from fedsim.inversion.restart import Restart
 from fedsim.inversion.round_robin import run_round_robin
 from fedsim.inversion.shared_setup import ModelCopies, share_model
 from fedsim.inversion.training_mismatch import OPTIMIZER_FACTS, warn_of_dropout, warn_unless_plain_sgd
+from fedsim.inversion.update_models import check_simulable
 from fedsim.recording.wire_format import Update
 from fedsim.training.settings import known_steps
 
@@ -89,6 +90,8 @@ class GradientInversion(Attack):
     prior_weight: NonNegativeFloat = 1e-4
     components: PositiveInt = 60
 
+    simulates_training: ClassVar[bool] = False
+    """Whether it always simulates local training, and so needs clients that train by SGD."""
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
     uses: ClassVar[frozenset[str]] = (
         INPUT_MOMENTS | MEAN_GRADIENT_FACTS | OPTIMIZER_FACTS | {"labels", "defenses", "private_parts"}
@@ -110,7 +113,9 @@ class GradientInversion(Attack):
         return self.needs | (frozenset() if self.prior == "none" else {"auxiliary"})
 
     def check_facts(self, knowledge: Knowledge) -> None:
-        """Refuse auxiliary records to which its prior cannot be fitted."""
+        """Refuse what its prior cannot be fitted to, and an optimizer of clients that it cannot simulate."""
+        if self.simulates_training:
+            check_simulable(knowledge.optimizer, "optimizer")
         if self.prior != "none":
             check_public_records(knowledge.auxiliary, knowledge.input_shape, f"prior = '{self.prior}'")
 

@@ -216,11 +216,8 @@ class UnrolledTraining(UpdateModel):
         Raises:
             AttackError: clients train by another optimizer than SGD.
         """
-        if problem.sent_gradient is None and problem.optimizer != "sgd":
-            raise AttackError(
-                f"{problem.where}: this attack simulates local training by SGD, and clients train "
-                f"by {problem.optimizer}; choose one that does not simulate it, as sme"
-            )
+        if problem.sent_gradient is None:
+            check_simulable(problem.optimizer, problem.where)
         return {}
 
     def gradient(
@@ -250,6 +247,15 @@ class UnrolledTraining(UpdateModel):
             targets = torch.split(labels[epoch], problem.batch_size)
             batches += zip(inputs, targets, strict=True)
         return batches[: problem.steps]
+
+
+def check_simulable(optimizer: str | None, where: str) -> None:
+    """Raise AttackError where clients are known to train by another optimizer than SGD."""
+    if optimizer not in (None, "sgd"):
+        raise AttackError(
+            f"{where}: this attack simulates local training by SGD, and clients train by {optimizer}; choose one that "
+            "does not simulate it, as sme"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

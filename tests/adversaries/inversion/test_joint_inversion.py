@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from adversaries.inversion.data_leakage import DataLeakage
 from adversaries.inversion.joint_inversion import JointInversion, RoundsCosine, SimulatedRounds
 from fedsim.base.errors import AttackError
 from fedsim.base.metrics import match_examples, psnr
@@ -88,13 +89,21 @@ def test_two_rounds_give_more_than_one_where_one_does_not_determine_the_images(r
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ({"batch_size": 2}, r"clients take 2 of N = 3 examples in a step"),
+        ({"batch_size": 2}, r"client 5: steps take 2 of N = 3 examples each"),
         ({"optimizer": "adam"}, r"simulates local training by SGD, and clients train by adam"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused(changed: dict[str, Any], sentence: str, record: Record) -> None:
     with pytest.raises(AttackError, match=sentence):
         run_attack(JointInversion(), record(make_updates()), replace(KNOWN, **changed), 5)
+
+
+def test_what_cannot_be_simulated_is_refused_before_any_federation_runs() -> None:
+    with pytest.raises(AttackError, match=r"^the clients: steps take 2 of N = 3 examples each, .*; choose 'dlfa'"):
+        JointInversion().check_num_examples(replace(KNOWN, batch_size=2), 3, ())
+    for attack in (JointInversion(), DataLeakage()):
+        with pytest.raises(AttackError, match=r"simulates local training by SGD, and clients train by adam"):
+            attack.check_facts(replace(KNOWN, optimizer="adam"))
 
 
 def test_rounds_of_other_examples_are_refused(record: Record) -> None:
