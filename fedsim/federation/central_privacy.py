@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fedsim.base.errors import ConfigError
@@ -157,10 +157,14 @@ def check_released_state(experiment: Experiment, table_name: str) -> None:
             f"{table_name}: the algorithm sends control variates with the model, and noise is meant for one "
             "sum; choose another algorithm, or leave the table out"
         )
-    shared = experiment.initial_state()
-    if statistics := [name for name in running_statistics(experiment.model) if name in shared]:
+    check_noised_names(experiment, experiment.initial_state(), table_name)
+
+
+def check_noised_names(experiment: Experiment, names: Collection[str], where: str) -> None:
+    """Raise ConfigError where a running statistic is among the `names` of numbers that get noise."""
+    if statistics := sorted(running_statistics(experiment.model).intersection(names)):
         raise ConfigError(
-            f"{table_name}: '{statistics[0]}' is a running statistic of a BatchNorm layer, and with noise a "
+            f"{where}: '{statistics[0]}' is a running statistic of a BatchNorm layer, and with noise a "
             "variance may fall below 0; set training.batch_norm_statistics to 'withheld', or choose a model without "
             "such layers"
         )

@@ -15,7 +15,7 @@ from fedsim.exposure.of_clients import failure_reason
 from fedsim.federation import secure_aggregation
 from fedsim.federation.algorithm_checks import check_algorithm
 from fedsim.federation.build_plugins import build_attacks
-from fedsim.federation.central_privacy import check_central_privacy, check_server_canaries
+from fedsim.federation.central_privacy import check_central_privacy, check_noised_names, check_server_canaries
 from fedsim.federation.distributed_privacy import check_distributed_privacy
 from fedsim.federation.overlap import describe_tested_records
 from fedsim.federation.recipe_checks import check_recipe
@@ -23,16 +23,18 @@ from fedsim.federation.states import TrainingStates
 from fedsim.federation.strategy_checks import check_client_rates, describe_lost_protection, sample_size
 from fedsim.federation.table import PluginTable
 from fedsim.interfaces.defense import Defense, overrides
-from fedsim.interfaces.defense_calls import apply_on_data
+from fedsim.interfaces.defense_calls import apply_on_data, apply_on_update
 from fedsim.interfaces.defense_checks import check_setting, name_of_defense
 from fedsim.interfaces.local_context import ClientRound, LocalContext
 from fedsim.plugins import registry
 from fedsim.plugins.inline import is_object
+from fedsim.recording.payloads import Payload
 from fedsim.training.canaries import Canaries, audited_hook
 from fedsim.training.evaluation_faults import describe_evaluation_faults
 from fedsim.training.example_independence import check_example_independence
 from fedsim.training.hidden_state import HIDDEN_STATE, has_hidden_state
 from fedsim.training.hooks import TrainingHooks
+from fedsim.training.model_state import running_statistics
 from fedsim.training.models.checks import check_model
 from fedsim.training.modes import trained_shapes
 
@@ -153,7 +155,24 @@ def _check_defenses(experiment: Experiment) -> None:
     for defense in experiment.defenses:
         check_setting(defense, experiment.setting)
     _check_selecting_defenses(experiment)
+    _check_statistics(experiment)
     _check_hooks(experiment, client=0)
+
+
+def _check_statistics(experiment: Experiment) -> None:
+    """Raise ConfigError where a defense moves running statistics of an update that is zero."""
+    zeros = experiment.setting.update
+    if running_statistics(experiment.model).isdisjoint(zeros):
+        return
+    for defense in experiment.client_defenses(0):
+        try:
+            sent = apply_on_update(defense, zeros, LocalContext(rng=generator("check")))
+        except Exception as error:  # whatever a stranger's defense raises; each client says it
+            log.debug("%s: its trial on an update of zeros failed (%s)", name_of_defense(defense), error)
+            continue
+        values = sent.values("delta", zeros) if isinstance(sent, Payload) else sent
+        moved = [name for name, tensor in values.items() if tensor.any()]
+        check_noised_names(experiment, moved, f"defense: {name_of_defense(defense)}")
 
 
 def _check_hooks(experiment: Experiment, client: int, canaries: Canaries | None = None) -> None:

@@ -96,7 +96,7 @@ def local_update(
             losses.append(put_gradient(model, *batch, smoothed_loss, hooks, penalties, objective.feature_loss))
             optimizer.step()
     after = copy_state(model, statistics=settings.batch_norm_statistics == "shared")
-    _check_weights(before, after, len(losses), canaries)
+    _check_weights(before, after, losses, canaries)
     if batch_losses := [batch_loss for batch_loss in losses if batch_loss is not None]:
         return after, torch.stack(batch_losses).mean().item()
     return after, evaluate(model, after, inputs, labels, smoothed_loss)["loss"]
@@ -145,7 +145,8 @@ def local_gradient(
     model.zero_grad(set_to_none=True)
     if broken := non_finite_names(gradient):
         raise RunError(
-            f"training diverged: the gradient of {broken[0]} is NaN or infinite; lower strategy.learning_rate"
+            f"training diverged: the gradient of {broken[0]} is NaN or infinite; lower strategy.learning_rate, or the "
+            "noise that defenses add"
         )
     state = copy_state(model, statistics=settings.batch_norm_statistics == "shared")
     buffers = {name: tensor for name, tensor in state.items() if name not in gradient}
@@ -232,7 +233,7 @@ def _load_broadcast(model: nn.Module, before: State, settings: LocalTraining, in
     set_modes(model, settings, inputs)
 
 
-def _check_weights(before: State, after: State, steps: int, canaries: Canaries | None) -> None:
+def _check_weights(before: State, after: State, losses: Sequence[Tensor | None], canaries: Canaries | None) -> None:
     broken_names = non_finite_names(after)
     if not broken_names:
         return
@@ -241,7 +242,12 @@ def _check_weights(before: State, after: State, steps: int, canaries: Canaries |
             f"the model that was broadcast is NaN or infinite in {broadcast_names[0]}; lower the "
             "step size in [strategy]"
         )
+    if losses and losses[0] is not None and not losses[0].isfinite():
+        raise RunError(
+            f"the model that was broadcast gives a loss of {losses[0].item()} before the first step; lower what moved "
+            "it so far: training.learning_rate, the step size in [strategy], or the noise that defenses add"
+        )
     remedy = "lower training.learning_rate"
     if canaries is not None:
         remedy += f"; or no defense clips canaries, which are gradients of norm {CANARY_VALUE:g}"
-    raise RunError(f"local training diverged: {broken_names[0]} is NaN or infinite after {steps} steps; {remedy}")
+    raise RunError(f"local training diverged: {broken_names[0]} is NaN or infinite after {len(losses)} steps; {remedy}")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedsim.base.errors import KnowledgeError
+from fedsim.base.errors import AttackError, KnowledgeError
 from fedsim.base.loss_term import has_loss_term, loss_term_of
 from fedsim.base.module_hooks import hook_outputs
 from fedsim.base.randomness import generator
@@ -270,6 +270,10 @@ def apportion_counts(counts: Tensor, total: int) -> Tensor:
     >>> apportion_counts(torch.tensor([1.6, 0.9, -0.5]), 5)
     tensor([3, 2, 0])
     """
+    if not counts.isfinite().all():
+        raise AttackError(
+            "labels cannot be counted: what counts them is NaN or infinite, as the model's outputs may be"
+        )
     positive = counts.clamp_min(0)
     if not positive.any():
         positive = 1 + (counts - counts.max()).softmax(0)

@@ -21,7 +21,10 @@ from fedsim.federation.config import Config
 from fedsim.federation.experiment import Experiment
 from fedsim.federation.resolve import resolve
 from fedsim.federation.table_validation import validate_tables
+from fedsim.interfaces.defense import Defense
+from fedsim.interfaces.local_context import LocalContext
 from fedsim.plugins import registry
+from fedsim.recording.payloads import State
 from fedsim.training.models.checks import check_network, limit_memory
 from tests.support.experiments import make_tiny_config, run_serial
 
@@ -164,6 +167,26 @@ def test_a_learning_rate_of_clients_that_a_strategy_does_not_set_is_refused_or_t
 @pytest.mark.parametrize(
     ("clients", "beta", "trims"), [(4, 0.2, False), (4, 0.25, True), (5, 0.2, True), (4, 0.0, True)]
 )
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StrangersNoise(Defense):
+    """Adds noise to all that is sent, and declares nothing."""
+
+    def on_update(self, update: State, context: LocalContext) -> State:
+        return {name: tensor + torch.randn(tensor.shape, generator=context.rng) for name, tensor in update.items()}
+
+
+@pytest.mark.parametrize(
+    "defense", [{"name": "update-noise", "noise_multiplier": 1e-3}, {"name": f"{__name__}:StrangersNoise"}]
+)
+def test_noise_on_running_variances_which_may_fall_below_0_is_refused(defense: dict[str, Any]) -> None:
+    model = {"name": "mlp", "hidden": [16], "batch_norm": True}
+    with pytest.raises(ConfigError, match=r"defense: .*: '2.running_mean' is a running statistic of a BatchNorm layer"):
+        Experiment(make_tiny_config(model=model, defense=[defense])).check()
+    withheld = {"batch_norm_statistics": "withheld"}
+    Experiment(make_tiny_config(model=model, defense=[defense], training=withheld)).check()
+    Experiment(make_tiny_config(model=model, defense=[{"name": "top-k"}])).check()
+
+
 def test_a_trimmed_mean_that_trims_nobody_is_told_of(
     clients: int, beta: float, trims: bool, caplog: pytest.LogCaptureFixture
 ) -> None:

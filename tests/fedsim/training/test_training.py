@@ -396,6 +396,15 @@ def test_weights_that_are_no_numbers_end_the_clients_round(rate: float, epochs: 
         train(net(), learning_rate=rate, local_epochs=epochs)
 
 
+def test_a_model_that_was_broadcast_broken_is_not_blamed_on_the_clients_learning_rate_alone() -> None:
+    model = net()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1e30)  # as noise would
+    with pytest.raises(RunError, match=r"was broadcast gives a loss of .* before the first step; .* noise"):
+        train(model)
+
+
 def test_evaluation_is_the_mean_over_all_examples() -> None:
     model = net(batch_norm=True, dropout=0.5)
     inputs, labels = some_data(1203)

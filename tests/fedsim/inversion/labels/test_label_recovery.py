@@ -15,7 +15,7 @@ from fedsim.base.randomness import generator, seed_globals
 from fedsim.base.task import Task
 from fedsim.interfaces.attack import Knowledge
 from fedsim.inversion.labels.gradients import LABEL_RULES, LabelRule, bias_rule, column_rule, label_optimisation
-from fedsim.inversion.labels.last_layer import LastLayer, last_bias_name, last_layer, output_layer
+from fedsim.inversion.labels.last_layer import LastLayer, apportion_counts, last_bias_name, last_layer, output_layer
 from fedsim.inversion.labels.updates import layer_directions
 from fedsim.inversion.named_states import NamedStates
 from fedsim.inversion.problem import InversionProblem
@@ -60,6 +60,12 @@ def test_several_gradients_of_one_mini_batch_share_their_labels() -> None:
     layers = [layer_of(REPEATED, seed=seed) for seed in (0, 5, 9)]
     for name in ("optimisation", "bias"):
         assert LABEL_RULES[name](layers, 8, generator(1)).tolist() == REPEATED.tolist()
+
+
+def test_counts_that_are_no_numbers_are_refused() -> None:
+    """A network whose running variances are below 0 gives NaN."""
+    with pytest.raises(AttackError, match=r"labels cannot be counted: what counts them is NaN or infinite"):
+        apportion_counts(torch.tensor([1.0, float("nan")]), 4)
 
 
 def test_the_column_rule_finds_each_class_once() -> None:
