@@ -60,13 +60,13 @@ def of_gradients(**tables: Any) -> Config:
 
 
 def busy(**federation: Any) -> Config:
-    """Everything at once: sampling, stragglers, dropout, noise, evaluation on the clients, more than an epoch."""
+    """Everything at once: sampling, stragglers, dropout, a random mask, evaluation on the clients, more than an epoch."""
     return of_gradients(
         federation={"clients": 6, "rounds": 5, "straggler_probability": 0.2, **federation},
         strategy={"name": "fedsgd", "learning_rate": RATE, "fraction_train": 0.7},
         model={"name": "mlp", "hidden": [16], "dropout": 0.2, "batch_norm": True},
         partition={"samples_per_client": 12, "test_fraction": 0.2},
-        defense=[{"name": "update-noise", "clip": 1.0, "noise_multiplier": 0.01}],
+        defense=[{"name": "random-mask"}],
     )
 
 
