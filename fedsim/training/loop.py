@@ -244,8 +244,9 @@ def _check_weights(before: State, after: State, losses: Sequence[Tensor | None],
         )
     if losses and losses[0] is not None and not losses[0].isfinite():
         raise RunError(
-            f"the model that was broadcast gives a loss of {losses[0].item()} before the first step; lower what moved "
-            "it so far: training.learning_rate, the step size in [strategy], or the noise that defenses add"
+            f"local training diverged before its first step, whose loss is {losses[0].item()}; lower what moved the "
+            "model so far (training.learning_rate, the step size in [strategy], noise of defenses), or look for "
+            "examples of huge values"
         )
     remedy = "lower training.learning_rate"
     if canaries is not None:

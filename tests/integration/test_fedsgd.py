@@ -60,7 +60,7 @@ def of_gradients(**tables: Any) -> Config:
 
 
 def busy(**federation: Any) -> Config:
-    """Everything at once: sampling, stragglers, dropout, a random mask, evaluation on the clients, more than an epoch."""
+    """Everything at once: sampling, stragglers, dropout, a random mask, evaluation on clients, more than an epoch."""
     return of_gradients(
         federation={"clients": 6, "rounds": 5, "straggler_probability": 0.2, **federation},
         strategy={"name": "fedsgd", "learning_rate": RATE, "fraction_train": 0.7},
