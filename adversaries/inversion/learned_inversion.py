@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, ClassVar
 
@@ -10,7 +10,7 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
-from adversaries.inversion.message_inverter import InverterSettings, MessageInverter, train_inverter
+from adversaries.inversion.message_inverter import InverterSettings, MessageInverter, check_record_count, train_inverter
 from adversaries.simulated import SimulatedClients
 from fedsim.base.constraints import NonNegativeInt, PositiveInt
 from fedsim.base.content_hashes import hash_json
@@ -99,6 +99,11 @@ class LearnedInversion(Attack):
     }
     uses: ClassVar[frozenset[str]] = INPUT_MOMENTS | OPTIMIZER_FACTS | {"labels", "defenses", "num_classes"}
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT, GROUP})
+
+    def check_num_examples(self, knowledge: Knowledge, num_examples: int, granted: Collection[str]) -> None:
+        """Refuse fewer auxiliary records than clients with N examples are drawn from."""
+        assert knowledge.auxiliary is not None
+        check_record_count(knowledge.auxiliary, num_examples, "the clients")
 
     def _run(self, target: Target, progress: Progress) -> Reconstruction:
         update, knowledge, total = target.read_update(), target.knowledge, self.epochs + self.refinements

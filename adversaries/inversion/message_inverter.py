@@ -181,6 +181,16 @@ def train_inverter(
     return MessageInverter(projection=projection, components=components, estimator=estimator, errors=errors)
 
 
+def check_record_count(records: Records, num_examples: int, where: str) -> None:
+    """Raise AttackError where clients with N examples cannot be drawn from the records."""
+    needed, total = _LEAST_RECORDS * num_examples, len(records.inputs)
+    if total < needed:
+        raise AttackError(
+            f"{where}: a network is trained on clients with N = {num_examples} examples each, for which {needed} "
+            f"auxiliary records are needed and {total} are granted; grant more with [adversary] auxiliary"
+        )
+
+
 class _ClientDraws:
     """Clients that hold auxiliary records, drawn by a key."""
 
@@ -188,13 +198,8 @@ class _ClientDraws:
         assert knowledge.auxiliary is not None
         self._update, self._records, self._components, self._key = update, knowledge.auxiliary, components, key
         self._count = update.num_examples
+        check_record_count(self._records, self._count, f"round {update.round}, client {update.client}")
         total = len(self._records.inputs)
-        if total < _LEAST_RECORDS * self._count:
-            raise AttackError(
-                f"round {update.round}, client {update.client}: a network is trained on clients with N = {self._count} "
-                f"examples each, for which {_LEAST_RECORDS * self._count} auxiliary records are needed and {total} are "
-                "granted; grant more with [adversary] auxiliary"
-            )
         order = torch.randperm(total, generator=generator(*key, "held-out"))
         held_out = max(self._count, round(_HELD_OUT_SHARE * total))
         self._held_out, self._learnt = order[:held_out], order[held_out:]

@@ -34,11 +34,11 @@ def draw_auxiliary(data: FederatedData, most: int, fact: str) -> tuple[Examples,
             f"adversary.knowledge.{fact}: clients train on all examples of '{name}'; hold some out "
             "with partition.test_fraction"
         )
-    order = numpy_generator(data.seed, "auxiliary").permutation(index)
-    chosen = list(islice(exclude_training_records(data, examples, order), most))
-    if not chosen:
-        raise DataError(
-            f"adversary.knowledge.{fact}: each of the {len(index)} examples of '{name}' that are "
-            "held out is equal to one that a client trains on; hold out others"
-        )
-    return examples, torch.tensor(chosen)
+    for pool, numbers in ((examples, index), data.untrained_examples()):
+        order = numpy_generator(data.seed, "auxiliary").permutation(numbers)
+        if chosen := list(islice(exclude_training_records(data, pool, order), most)):
+            return pool, torch.tensor(chosen)
+    raise DataError(
+        f"adversary.knowledge.{fact}: each of the {len(numbers)} examples of '{name}' that are held out is equal to "
+        "one that a client trains on; hold out others"
+    )

@@ -47,9 +47,9 @@ def warn_of_dropout(attack: Attack, model: nn.Module, knowledge: Knowledge, wher
         return list(find_stochastic_layers(deepcopy(model).train(), inputs))
 
     if layers := ask_of_passes("layers that draw", model, knowledge, find_layers):
-        names = join_first([f"'{name}'" for name in layers], 3)
-        verb = "drops" if len(layers) == 1 else "drop"
+        names = join_first([f"'{name or 'forward'}'" for name in layers], 3)
+        verb = "draws" if len(layers) == 1 else "draw"
         warn(
-            f"{attack.title} on {where}: {names} of the model {verb} at random while clients train "
-            "(dropout), this attack takes them for off; expect little"
+            f"{attack.title} on {where}: {names} of the model {verb} at random while clients train, as dropout does, "
+            "which this attack leaves out; expect little"
         )

@@ -161,7 +161,7 @@ def test_functional_dropout_is_warned_of(caplog: pytest.LogCaptureFixture) -> No
             network.state_dict(), step(network, torch.rand(1, 1, 4, 4)), model=network, attack="dlg",
             settings={"iterations": 1}, **known,
         )  # fmt: skip
-    assert "'1' of the model drops at random while clients train" in caplog.text
+    assert "'1' of the model draws at random while clients train" in caplog.text
 
 
 def step(network: nn.Module, inputs: Tensor) -> dict[str, Tensor]:

@@ -217,7 +217,7 @@ def test_dropout_while_clients_train_is_told_and_its_absence_is_known(
             rng=generator(0),
         )
     )
-    said = "at random while clients train (dropout), this attack takes them for off; expect little"
+    said = "at random while clients train, as dropout does, which this attack leaves out; expect little"
     assert [said in record.getMessage() for record in caplog.records] == [True] * dropout
 
 

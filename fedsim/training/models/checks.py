@@ -95,6 +95,12 @@ def check_model(model: Any, dataset: Dataset, sample: Tensor, name: str, *, atta
         attacked: whether attacks that match gradients will differentiate it twice.
     """
     model = check_network(model, name)
+    for key, value in model.state_dict().items():
+        if value.is_floating_point() and value.dtype != torch.float32:
+            raise ConfigError(
+                f"model: '{name}' has '{key}' of {value.dtype}, expected torch.float32, in which clients train and "
+                "attacks compute; build the network in it"
+            )
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise ConfigError(f"model: '{name}' has no parameter to train")

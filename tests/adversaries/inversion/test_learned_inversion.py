@@ -19,7 +19,7 @@ from clients.defenses.quantise import Quantise
 from clients.defenses.update_noise import UpdateNoise
 from fedsim.base.errors import AttackError, KnowledgeError
 from fedsim.base.metrics import pair_examples, psnr
-from fedsim.interfaces.attack import Records
+from fedsim.interfaces.attack import Knowledge, Records
 from fedsim.interfaces.defense import Defense, Participation
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.inversion import public_fits
@@ -251,3 +251,9 @@ def test_a_regression_has_one_class() -> None:
         shape=(2,), mean=torch.zeros(2), basis=torch.eye(2), class_means=torch.zeros(1, 2), left_out=0.0
     )
     assert components.classes(torch.tensor([0.3, -1.0])).tolist() == [0, 0]
+
+
+def test_too_few_auxiliary_records_are_refused_before_the_run() -> None:
+    records = Records(inputs=torch.rand(60, 1, 4, 4), labels=torch.zeros(60, dtype=torch.long))
+    with pytest.raises(AttackError, match=r"^the clients: .* N = 8 .* 80 auxiliary records are needed and 60 are"):
+        LEARNED.check_num_examples(Knowledge(auxiliary=records), 8, ())

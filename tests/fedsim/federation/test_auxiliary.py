@@ -29,6 +29,16 @@ def test_training_examples_that_no_client_holds_come_first(digits: Dataset) -> N
     assert len(chosen) > len(digits.train) - 5 * 8 - 20  # but for equal digits
 
 
+def test_where_all_spare_examples_equal_a_clients_test_examples_are_drawn(digits: Dataset) -> None:
+    raw, labels, count = digits.train.raw[:40], digits.train.labels[:40], 1000  # as many copies as spares
+    copies = dataclasses.replace(digits.train, raw=raw.repeat(count // 40, 1, 1, 1), labels=labels.repeat(count // 40))
+    data = shared(dataclasses.replace(digits, train=copies), samples_per_client=199)
+    assert data.auxiliary_examples()[0] is copies
+    examples, chosen = draw_auxiliary(data, 10**6, "auxiliary")
+    assert examples is digits.test
+    assert len(chosen) > 300
+
+
 def test_what_clients_hold_out_is_not_drawn_as_spare(digits: Dataset) -> None:
     data = shared(digits, samples_per_client=200, test_fraction=0.1)
     _, spare = data.auxiliary_examples()

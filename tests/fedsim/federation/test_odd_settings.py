@@ -187,6 +187,23 @@ def test_noise_on_running_variances_which_may_fall_below_0_is_refused(defense: d
     Experiment(make_tiny_config(model=model, defense=[{"name": "top-k"}])).check()
 
 
+class CastingLinear(nn.Module):
+    """Casts its inputs to bfloat16, so that it takes those of fedsim."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 10, dtype=torch.bfloat16)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.layer(inputs.flatten(1).bfloat16())
+        return outputs
+
+
+def test_a_network_of_another_type_than_attacks_compute_in_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'layer.weight' of torch.bfloat16, expected torch.float32, in which"):
+        Experiment(make_tiny_config(model={"name": f"{__name__}:CastingLinear"})).check()
+
+
 def test_a_trimmed_mean_that_trims_nobody_is_told_of(
     clients: int, beta: float, trims: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
