@@ -77,7 +77,7 @@ def check_experiment(experiment: Experiment) -> None:
 
 
 def _check_start(experiment: Experiment) -> None:
-    """Warn where the state to start from was trained on examples that clients hold out to test on."""
+    """Warn where the state to start from was trained on examples that clients hold out to test on, or may have been."""
     start: str | None = experiment.config.model.start
     if start is None or not experiment.data.test_fraction:
         return
@@ -86,7 +86,15 @@ def _check_start(experiment: Experiment) -> None:
     while start and start not in seen:
         seen.add(start)
         states = TrainingStates(Path(start).parent).manifest()
-        state, trained = states.get("states", {}).get(Path(start).stem, {}), states.get("experiment", {})
+        state, trained = states.get("states", {}).get(Path(start).stem), states.get("experiment", {})
+        if state is None:
+            log.warning(
+                "model.start: nothing says what '%s' was trained on%s; if it was examples that clients hold out here, "
+                "accuracy measures memory; put the manifest of its folder back, or train it again",
+                Path(start).name,
+                "" if len(seen) == 1 else f", from which the training of '{name}' began",
+            )
+            return
         if trained_on := _describe_unlike_training(experiment, state, trained):
             log.warning(
                 "model.start: '%s' was trained on %s, and so on examples that clients hold out here, on which accuracy "

@@ -177,6 +177,14 @@ def test_a_state_that_was_trained_on_what_clients_hold_out_is_told_of(
     Experiment(resolve(config)).check()
     assert complaint in caplog.text
     assert bool(complaint) == ("model.start: 'heir.safetensors'" in caplog.text)
+    # Nothing is known of an ancestor whose manifest is gone.
+    caplog.clear()
+    (tmp_path / "manifest.json").unlink()
+    Experiment(resolve(config)).check()
+    assert (
+        bool(caplog.text) == (seed == 2)
+        or "what 'state.safetensors' was trained on, from which the training of 'heir" in caplog.text
+    )
 
 
 def test_public_examples_that_clients_hold_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
