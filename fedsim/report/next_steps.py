@@ -57,6 +57,12 @@ class NextStep:
         return f"{self.aim}: {self.command}"
 
 
+_ATTACKS_THAT_ADAPT = NextStep(
+    aim="Add attacks that use the defenses, which are granted and which none of these uses, and run it again",
+    command="fedsim list attacks",
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class AuditedRun:
     """What the next steps after an audit depend on.
@@ -238,7 +244,8 @@ def _steps_to_trust(run: AuditedRun) -> list[NextStep]:
     steps = []
     if run.config is not None and run.config.defense and not knows_defenses:
         command = f"{run.attack_command} --set {_KNOW_DEFENSES}"
-        steps.append(NextStep(aim="Attack as an adaptive adversary, who knows the defense", command=command))
+        as_adaptive = NextStep(aim="Attack as an adaptive adversary, who knows the defense", command=command)
+        steps.append(_ATTACKS_THAT_ADAPT if run.config.adversary.knowledge.defenses else as_adaptive)
     elif run.can_tune:
         steps.append(NextStep(aim="Try stronger attacks, with tuned settings", command=f"fedsim tune {folder}"))
     steps.append(NextStep(aim="Document what was shown and what was not", command=f"fedsim dossier {folder}"))
@@ -287,7 +294,9 @@ def suggest_after_sweep(
         ]
     if any(outcome.needs_seeds for row in defended for outcome in row.outcomes):
         steps.append(NextStep(aim="Add seeds, because these are too few", command=_add_seeds(command, answer.seeds)))
-    if not knows_defenses and not is_app:  # what acts beside an app cannot be granted yet
+    if not knows_defenses and tables.get("adversary", {}).get("knowledge", {}).get("defenses"):
+        steps.append(_ATTACKS_THAT_ADAPT)
+    elif not knows_defenses and not is_app:  # what acts beside an app cannot be granted yet
         with_setting = f"{command} --set {_KNOW_DEFENSES}"
         steps.append(NextStep(aim="Run adaptive attacks, which know the defenses", command=with_setting))
     holding = [row.name for row in defended if row.verdict == HOLDS]

@@ -25,6 +25,8 @@ BELOW = [9.0, 9.5, 9.2, 9.4, 9.1, 9.3]
 LOWER = [8.5, 9.0, 8.7, 8.9, 8.6, 8.8]
 MIXED = [9.0, 15.0, 9.2, 15.0, 15.0, 15.0]
 MATCHED = {"attack": [{"name": "sme", "label": "a"}]}
+GRANTED = {"adversary": {"knowledge": {"defenses": True}}}
+"""The defenses are known, and no attack can use them."""
 DEFENDED = {"defense": [{"name": "top-k", "fraction": 0.5}]}
 
 
@@ -115,6 +117,7 @@ def test_a_defense_that_seems_to_hold_meets_an_adversary_who_knows_it() -> None:
         "fedsim dossier runs/a",
     ]
     assert list_commands(BELOW, MATCHED) == ["fedsim tune runs/a", "fedsim dossier runs/a"]
+    assert list_commands(BELOW, DEFENDED | GRANTED) == ["fedsim list attacks", "fedsim dossier runs/a"]
 
 
 @pytest.mark.parametrize("attack", ["spear-ica", "joint-inversion", "stranger:Attack", "not-installed"])
@@ -246,6 +249,13 @@ def test_after_a_sweep_that_does_not_hold_come_other_defenses(knows_defenses: bo
     commands = [command for _, command in steps]
     assert ("fedsim sweep s.toml --set adversary.knowledge.defenses=true" in commands) is not knows_defenses
     assert commands[-2:] == ["fedsim list defenses", "fedsim dossier runs/s"]
+
+
+def test_defenses_that_a_sweep_grants_are_not_to_be_granted_again() -> None:
+    rows = [*make_rows(LEAKING), *make_both({False: HALVED, True: HALVED}, "noise")]
+    steps = list_sweep_steps(rows, knows_defenses=False, tables=GRANTED)
+    assert "fedsim list attacks" in [command for _, command in steps]
+    assert not any("adversary.knowledge.defenses" in command for _, command in steps)
 
 
 @pytest.mark.parametrize("knows_defenses", [False, True])
