@@ -18,7 +18,7 @@ from fedsim.base.loss_term import add_model_term, describe_undeclared_term
 from fedsim.base.progress import ProgressListener, listen_to_progress
 from fedsim.base.randomness import generator, serialize_calls, use_one_thread
 from fedsim.base.task import goal_of, sort_targets
-from fedsim.interfaces.attack import Attack, Target
+from fedsim.interfaces.attack import Attack, Target, check_subject
 from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.findings import Finding
 from fedsim.interfaces.knowledge import (
@@ -105,6 +105,7 @@ def attack(
     broadcast = _checked_state("before", before, network)
     returned = _checked_state("after", after, network, statistics=not running_statistics(network).isdisjoint(broadcast))
     built = _build_attack(attack, settings or {})
+    check_subject(built.title, built)
     goal = goal_of(loss)
     classes = {} if goal == "masks" else _infer_classes(network, facts, texts=built.subject == "texts")
     facts |= classes if goal == "classes" else {}
@@ -244,7 +245,8 @@ def _num_outputs(network: nn.Module, shape: tuple[int, ...], *, texts: bool) -> 
             logits = deepcopy(network).cpu().eval()(torch.zeros(1, *shape, dtype=dtype))
     except Exception as error:  # anybody's network
         raise ConfigError(
-            f"attack: input_shape: the model does not take inputs of shape {shape} ({first_line(error)})"
+            f"attack: input_shape: the model does not take {'texts' if texts else 'inputs'} of shape {shape} "
+            f"({first_line(error)})"
         ) from error
     if complaint := describe_undeclared_term(network, logits):
         raise ConfigError(f"attack: model: it {complaint}")

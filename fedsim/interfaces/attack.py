@@ -80,6 +80,15 @@ victim."""
 Subject = Literal["numbers", "texts", "trees", "answers", "embeddings", "embedding gradients"]
 """What an attack is made on, see `Attack`."""
 _SUBJECTS = ", ".join(map(repr, get_args(Subject)))
+_SUBJECTS_OF_OTHERS = {
+    "trees": ("trees, and these clients train a network", "an app that trains trees"),
+    "answers": ("answers to queries, and these clients train a network", "an app of federated analytics"),
+    **dict.fromkeys(
+        ("embeddings", "embedding gradients"),
+        ("embeddings of split learning, and these clients send models", "a vertical federation"),
+    ),
+}
+"""By the subject of an attack that no run of fedsim has, what it is, and whose recording has it."""
 MessageKind = Literal["any", "weights", "gradient"]
 """What clients send: the weights after local training, or a gradient."""
 RoundsNeeded = int | Literal["all"]
@@ -462,6 +471,13 @@ def _translate_singular_matrices() -> Iterator[None]:
             "the update is too degenerate for this attack: a matrix computed from it is singular "
             f"({first_line(error)}); choose another round or victim"
         ) from error
+
+
+def check_subject(title: str, attack: Attack) -> None:
+    """Raise KnowledgeError where an attack is not on clients that train a network and send its weights or gradients."""
+    if attack.subject in _SUBJECTS_OF_OTHERS:
+        subject, remedy = _SUBJECTS_OF_OTHERS[attack.subject]
+        raise KnowledgeError(f"{title} is an attack on {subject}; choose another attack, or the recording of {remedy}")
 
 
 def _ignore_progress(iteration: int, iterations: int, values: Mapping[str, float]) -> None:

@@ -145,5 +145,5 @@ def test_a_truth_of_examples_is_no_truth_of_answers(tmp_path: Path) -> None:
 
 def test_a_run_of_networks_has_no_answers_to_solve(tmp_path: Path) -> None:
     run_serial(make_tiny_config(), tmp_path / "run")
-    with pytest.raises(FedsimError, match="is an attack on answers to queries, and clients of fedsim train networks"):
+    with pytest.raises(FedsimError, match="is an attack on answers to queries, and these clients train a network"):
         fedsim.open(tmp_path / "run").attack("differencing")

@@ -561,6 +561,12 @@ def test_an_update_in_memory_is_attacked_without_a_run(update: dict[str, Any]) -
         ({"model": nn.Linear(3, 2)}, ConfigError, "hand over states of this model"),
         ({"model": "mlp"}, ConfigError, "expected a torch.nn.Module, got str"),
         ({"attack": "smee"}, PluginError, "did you mean 'sme'"),
+        (
+            {"attack": "differencing", "settings": {}},
+            KnowledgeError,
+            "on answers to queries, and these clients train a",
+        ),
+        ({"attack": "dager", "settings": {}}, ConfigError, "does not take texts of shape (1, 8, 8)"),
         ({"settings": {"iteration": 2}}, ConfigError, "did you mean 'iterations'"),
         ({"value_range": None}, KnowledgeError, "value_range"),
         ({"value_range": (0, float("inf"))}, ConfigError, "both finite"),

@@ -26,7 +26,7 @@ from fedsim.federation.federated_data import GUESSED_EXAMPLES
 from fedsim.federation.properties import property_records
 from fedsim.federation.secure_aggregation import group_sizes
 from fedsim.federation.strategy_checks import sample_size
-from fedsim.interfaces.attack import Attack, vector_target_error
+from fedsim.interfaces.attack import Attack, check_subject, vector_target_error
 from fedsim.interfaces.defense import Defense, overrides
 from fedsim.interfaces.knowledge import FACTS, TRAINING_FACTS, Knowledge, KnownCandidates, Records
 from fedsim.interfaces.modality import PublicExamples
@@ -37,16 +37,6 @@ from fedsim.recording.wire_format import State
 
 _PLAIN_STRATEGIES = ("fedavg", "fedprox", "fedsgd")
 """Strategies that add the mean of the updates, or a step by the mean gradient, to the model."""
-
-_SUBJECTS_OF_OTHERS = {
-    "trees": ("trees, and clients of fedsim train networks", "an app that trains trees"),
-    "answers": ("answers to queries, and clients of fedsim train networks", "an app of federated analytics"),
-    **dict.fromkeys(
-        ("embeddings", "embedding gradients"),
-        ("embeddings of split learning, and clients of fedsim send models", "a vertical federation"),
-    ),
-}
-"""By the subject of an attack that no run of fedsim has, what it is, and whose recording has it."""
 
 
 @dataclass(frozen=True)
@@ -155,11 +145,7 @@ class OwnRun(Case):
                 f"{title} needs a value range, which the tokens of '{dataset.name}' do not have; choose an attack on "
                 "texts, as tgias-ro-text, or data of numbers"
             )
-        if attack.subject in _SUBJECTS_OF_OTHERS:
-            subject, remedy = _SUBJECTS_OF_OTHERS[attack.subject]
-            raise KnowledgeError(
-                f"{title} is an attack on {subject}; choose another attack, or the recording of {remedy}"
-            )
+        check_subject(title, attack)
         if "columns" in attack.needs and not dataset.columns:
             raise KnowledgeError(
                 f"{title} is an attack on tables, and '{dataset.name}' has no columns; choose an attack on "
