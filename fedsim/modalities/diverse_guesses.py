@@ -60,6 +60,14 @@ def centres_of_claims(public: PublicExamples, labels: Tensor) -> Tensor:
     return torch.stack(_in_order_of_claims(public, labels, _class_centres))
 
 
+def medians_of_claims(public: PublicExamples, labels: Tensor) -> Tensor:
+    """Return `example ...`, the median of each value over the public examples of each of `clusters_of_claims`.
+
+    Where most examples of a class are black, so is it, while a mean is grey: by SSIM it is the better guess of a digit.
+    """
+    return torch.stack(_in_order_of_claims(public, labels, _class_medians))
+
+
 def share_by_public(public: PublicExamples, key: Hashable, compute: Callable[[], ValueT]) -> ValueT:
     """Return what `compute` made of the same public examples and labels, or call it; guesses about victims share it.
 
@@ -119,6 +127,15 @@ def _class_centres(public: PublicExamples, label: int | None, count: int) -> lis
         return [public.data[indices].mean(0) for indices in _class_clusters(public, label, count)]
 
     return share_by_public(public, ("centres", label, count), average)
+
+
+def _class_medians(public: PublicExamples, label: int | None, count: int) -> list[Tensor]:
+    """Return the median of each of `_class_clusters`."""
+
+    def find_medians() -> list[Tensor]:
+        return [public.data[indices].median(0).values for indices in _class_clusters(public, label, count)]
+
+    return share_by_public(public, ("medians", label, count), find_medians)
 
 
 def _split(data: Tensor, indices: Tensor, count: int) -> list[Tensor]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fedsim.interfaces.modality import GuessMaterial, PublicExamples
-from fedsim.modalities.diverse_guesses import centres_of_claims, share_by_public
+from fedsim.modalities.diverse_guesses import centres_of_claims, medians_of_claims, share_by_public
 
 
 def general_guesses(material: GuessMaterial, middle_name: str = "mid-grey") -> dict[str, Tensor]:
@@ -14,7 +14,7 @@ def general_guesses(material: GuessMaterial, middle_name: str = "mid-grey") -> d
 
     They are uniform noise and the middle of the range; where public examples are known, random ones
     of them, their mean, and for the claimed labels random ones of the classes, their means, and as
-    many centres of each class as are claimed (`diverse_guesses`).
+    many centres and medians of each class as are claimed (`diverse_guesses`).
 
     Args:
         material: what guesses are made from.
@@ -31,10 +31,12 @@ def general_guesses(material: GuessMaterial, middle_name: str = "mid-grey") -> d
     drawn = torch.randint(len(public.data), (material.count,), generator=material.rng)
     guesses["mean of public data"] = mean.expand(shape)
     guesses["random public examples"] = public.data[drawn]
-    centres = centres_of_claims(public, material.labels)
-    centres = torch.cat([centres, mean.expand(shape)[len(centres) :]])
+    centres, medians = centres_of_claims(public, material.labels), medians_of_claims(public, material.labels)
+    rest = mean.expand(shape)[len(centres) :]
+    centres, medians = torch.cat([centres, rest]), torch.cat([medians, rest])
     if material.labels.is_floating_point():  # targets of a regression are no classes
-        return guesses | {"k-means of public data": centres}
+        return guesses | {"k-means of public data": centres, "medians of public data": medians}
+    guesses["medians of public data by class"] = medians
     guesses["random public examples of the class"] = _draw_of_classes(public, material)
     guesses["class means of public data"] = class_means(public, material.labels, material.count)
     if not torch.allclose(centres, guesses["class means of public data"], atol=1e-5):

@@ -39,7 +39,7 @@ from fedsim.interfaces.findings import Reconstruction, Texts
 from fedsim.interfaces.metric import EXPLANATION_OF_GUESSES, Metric, find_metric
 from fedsim.interfaces.modality import GuessMaterial, PublicExamples
 from fedsim.modalities import find_modality
-from fedsim.modalities.diverse_guesses import centres_of_claims, clusters_of_claims
+from fedsim.modalities.diverse_guesses import centres_of_claims, clusters_of_claims, medians_of_claims
 
 CERTIFIED = 60.0
 """PSNR in dB that an example which an attack calls certified must reach."""
@@ -328,7 +328,7 @@ def guess_examples(
     """Return the guesses of the modality, by name, as many examples as are claimed or true.
 
     Guesses by wrong labels are worse than a guess by none. So where the claimed labels are not those
-    of the true examples, there are centres of all public examples as well.
+    of the true examples, there are centres and medians of all public examples as well.
     """
     shape = tuple(truth.data.shape[1:])
     masks = None
@@ -349,6 +349,7 @@ def guess_examples(
     if public is not None and not truth.has_tokens and not _are_counted(finding.labels, truth.labels):
         no_labels = torch.zeros(material.count)  # one class of all examples
         guesses["k-means of public data"] = centres_of_claims(public, no_labels)
+        guesses["medians of public data"] = medians_of_claims(public, no_labels)
     for name, guess in guesses.items():
         if guess.shape != (material.count, *shape):
             raise PluginError(

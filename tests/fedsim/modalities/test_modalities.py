@@ -13,6 +13,7 @@ from torch import Tensor
 from fedsim.audit.evaluation.scoring import guess_examples
 from fedsim.audit.evaluation.series_metrics import Correlation, SymmetricPercentageError
 from fedsim.audit.evaluation.truth import Truth, write_truth
+from fedsim.base import metrics
 from fedsim.base.errors import DataError, PluginError
 from fedsim.base.randomness import generator
 from fedsim.base.task import Task, infer_modality
@@ -79,6 +80,19 @@ def test_total_variation_goes_along_the_smooth_axes_alone() -> None:
     assert total_variation(series, (2,)) == pytest.approx(1 / 4)
     assert total_variation(series, (1, 2)) == pytest.approx((1 / 4 + (5 + 4 + 4) / 3) / 2)
     assert total_variation(series, ()) == 0
+
+
+def test_digits_are_guessed_by_their_medians() -> None:
+    """Strokes that most digits of a class share are white in the median, and what few have is black."""
+    rng = generator("digits")
+    digits = (torch.rand((40, 1, 16, 16), generator=rng) < 0.2).float()
+    digits[:, :, 4:8] = 1
+    public = PublicExamples(data=digits[:30], labels=torch.zeros(30).long())
+    guesses = find_modality("image").guess_examples(make_material(public, torch.tensor([0]), (1, 16, 16)))
+    truth = torch.zeros(1, 1, 16, 16)
+    truth[:, :, 4:8] = 1
+    similarities = {name: metrics.ssim(guess, truth).item() for name, guess in guesses.items()}
+    assert similarities["medians of public data by class"] > similarities["class means of public data"] + 0.05
 
 
 def test_series_are_guessed_by_their_last_value_and_their_season() -> None:

@@ -34,6 +34,7 @@ from fedsim.base.randomness import generator
 from fedsim.interfaces.findings import LabelDistribution, Reconstruction, Texts
 from fedsim.interfaces.knowledge import Knowledge
 from fedsim.interfaces.modality import PublicExamples
+from fedsim.modalities.diverse_guesses import medians_of_claims
 
 
 def images(count: int, seed: int = 0, size: int = 8) -> Tensor:
@@ -91,9 +92,10 @@ def test_every_computed_score_has_a_floor_that_names_its_guess() -> None:
         (torch.full((4, 1, 8, 8), 0.5), "mid-grey"),
         (PUBLIC.data.mean(0).expand(4, -1, -1, -1), "mean of public data"),
         (torch.stack([PUBLIC.data[PUBLIC.labels == c].mean(0) for c in LABELS.tolist()]), "class means of public data"),
+        (medians_of_claims(PUBLIC, LABELS), "medians of public data by class"),
         (torch.rand((4, 1, 8, 8), generator=torch.Generator().manual_seed(1)), "noise"),
     ],
-    ids=["mid-grey", "mean of public data", "class means of public data", "noise"],
+    ids=["mid-grey", "mean of public data", "class means of public data", "medians by class", "noise"],
 )
 def test_the_floor_is_the_best_guess_by_that_metric(truth: Tensor, guess: str) -> None:
     """Were the truth itself a guess, that guess would be the floor, at the ceiling of the metric."""

@@ -83,4 +83,4 @@ def test_wrong_labels_lower_no_floor() -> None:
     claimed = Reconstruction(data=torch.zeros(2, 4), labels=torch.tensor([2, 2]))
     scores = {s.metric: s for s in score_examples(claimed, truth, public=public, rng=generator(0))}
     assert scores["columns_right"].floor == 1.0
-    assert scores["columns_right"].floor_guess == "likeliest values of k-means clusters"
+    assert scores["columns_right"].floor_guess == "medians of public data"
