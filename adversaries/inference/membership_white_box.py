@@ -17,6 +17,7 @@ from fedsim.interfaces.attack import (
     CLIENT,
     Attack,
     KnownCandidates,
+    MessageKind,
     Paper,
     Progress,
     RoundsNeeded,
@@ -60,6 +61,7 @@ class MembershipWhiteBox(Attack):
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
     rounds_needed: ClassVar[RoundsNeeded] = ALL
     needs_num_examples: ClassVar[bool] = False
+    message_kind: ClassVar[MessageKind] = "weights"
 
     def _run(self, target: Target, progress: Progress) -> Finding:
         knowledge = target.knowledge

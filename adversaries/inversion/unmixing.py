@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -10,12 +11,13 @@ import torch
 from torch import Tensor
 
 from fedsim.base.constraints import PositiveFloat, PositiveInt
-from fedsim.base.errors import AttackError, ConfigError
+from fedsim.base.errors import AttackError, ConfigError, KnowledgeError
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import ALL, CLIENT, Knowledge, Paper, Progress, RoundsNeeded, Target
 from fedsim.interfaces.findings import Finding, Reconstruction
 from fedsim.inversion.descent import offset_progress
 from fedsim.inversion.input_scaling import InputScaling
+from fedsim.inversion.labels.last_layer import count_outputs
 from fedsim.inversion.linear_mixtures import MAX_RECORDS, unmix_records
 from fedsim.inversion.matching import GradientInversion
 from fedsim.inversion.problem import InversionProblem
@@ -76,8 +78,13 @@ class Unmixing(GradientInversion):
             )
 
     def check_num_examples(self, knowledge: Knowledge, num_examples: int, granted: Collection[str]) -> None:
-        """Refuse more examples than signs can be tried for."""
+        """Refuse more examples than signs can be tried for, or than there are classes."""
         _check_signs(knowledge, num_examples, "the clients")
+        classes = None
+        with suppress(KnowledgeError):  # of a network without a last linear layer
+            classes = count_outputs(knowledge)
+        if classes is not None and classes < num_examples:
+            raise _classes_error("the clients", classes, num_examples)
 
     def _recipe(self, problem: InversionProblem) -> Recipe:
         return Recipe(step_size=self.step_size, label_step_size=self.step_size, bounded=False, one_step=True)
@@ -137,6 +144,13 @@ def _common_size(updates: Sequence[Update]) -> int:
     return sizes[0]
 
 
+def _classes_error(where: str, classes: int, count: int) -> AttackError:
+    return AttackError(
+        f"{where}: labels of {classes} classes for N = {count} records; which mixture a record is part of is read off "
+        "its label, so all records have to be of different classes; choose another victim"
+    )
+
+
 def _record_classes(soft_labels: Tensor, granted: Tensor | None, where: str) -> Tensor:
     """Return the class of each record, ascending.
 
@@ -151,10 +165,7 @@ def _record_classes(soft_labels: Tensor, granted: Tensor | None, where: str) -> 
     labels = largest.indices[present] if granted is None else granted.cpu()
     classes = set(labels.tolist())
     if len(classes) != count or labels.is_floating_point():
-        raise AttackError(
-            f"{where}: labels of {len(classes)} classes for N = {count} records; which mixture a record is part "
-            "of is read off its label, so all records have to be of different classes; choose another victim"
-        )
+        raise _classes_error(where, len(classes), count)
     return labels.sort().values
 
 

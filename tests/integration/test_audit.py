@@ -1027,7 +1027,5 @@ def test_an_attack_on_numbers_says_that_texts_are_none(monkeypatch: pytest.Monke
     tables = {"data": own(monkeypatch, texts), "model": {"name": "text-cnn"}}
     experiment = Experiment(make_tiny_config(**tables, attack=ATTACKS))
     audit = Audit(folder=OpenRun(tmp_path), spec=experiment.config, experiment=experiment, base_folder=tmp_path)
-    with pytest.raises(
-        KnowledgeError, match=r"^sme needs a value range, which the tokens of 'texts' do not have; choose"
-    ):
+    with pytest.raises(KnowledgeError, match=r"^sme is an attack on numbers, and 'texts' holds texts; choose"):
         audit.check()

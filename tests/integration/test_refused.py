@@ -218,6 +218,18 @@ class LargestFirst:
         ({"name": "tgias-ro", "gradients": 2}, WHOLE_GRADIENTS, ""),
         ({"name": "sme"}, WHOLE_GRADIENTS, "sme does not read gradients, which clients send; attack clients that"),
         ({"name": "fedmia", "measure": "loss"}, WHOLE_GRADIENTS | THREE, "fedmia does not read gradients"),
+        (
+            {"name": "membership-white-box"},
+            WHOLE_GRADIENTS | {"adversary": {"knowledge": {"candidates": "held-out", "known_candidates": 4}}},
+            "membership-white-box does not read gradients",
+        ),
+        (
+            {"name": "dlfa"},
+            {"training": {"optimizer": "adam"}},
+            "simulates local training by SGD, and clients train by",
+        ),
+        ({"name": "joint-inversion"}, {"training": {"batch_size": 2}}, "steps take 2 of N = 4 examples each"),
+        ({"name": "joint-inversion"}, {}, ""),
         ({"name": "fedmia"}, WHOLE_GRADIENTS | THREE, ""),
         ({"name": "shared-model", "source": "global"}, WHOLE_GRADIENTS, ""),
         # Without victims the first client is attacked, which is not the one with the fewest examples.

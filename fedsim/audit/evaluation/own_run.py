@@ -140,10 +140,14 @@ class OwnRun(Case):
     def check_kind(self, title: str, attack: Attack) -> None:
         """Raise KnowledgeError where an attack is for another kind of data."""
         dataset = self.own_experiment.dataset
-        if dataset.vocabulary and attack.subject != "texts" and "value_range" in attack.needs:
+        if (
+            dataset.vocabulary
+            and attack.subject != "texts"
+            and not attack.needs.isdisjoint(("value_range", "input_shape"))
+        ):
             raise KnowledgeError(
-                f"{title} needs a value range, which the tokens of '{dataset.name}' do not have; choose an attack on "
-                "texts, as tgias-ro-text, or data of numbers"
+                f"{title} is an attack on numbers, and '{dataset.name}' holds texts; choose an attack on texts, as "
+                "tgias-ro-text, or data of numbers"
             )
         check_subject(title, attack)
         if "columns" in attack.needs and not dataset.columns:

@@ -212,6 +212,12 @@ def test_records_of_one_class_are_not_told_apart(record_rounds: Callable[..., Tr
         decibels(Unmixing(iterations=1), transcript, replace(KNOWN, labels=labels), images)
 
 
+def test_more_records_than_classes_are_refused_before_the_run() -> None:
+    Unmixing().check_num_examples(KNOWN, 10, ())
+    with pytest.raises(AttackError, match=r"^the clients: labels of 10 classes for N = 11 records"):
+        Unmixing().check_num_examples(KNOWN, 11, ())
+
+
 def test_n_has_to_be_the_same_in_all_rounds(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "recording")
     for number, count in ((1, 3), (2, 4)):
