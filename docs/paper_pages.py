@@ -4,7 +4,7 @@ A test sees that they are up to date. Figures come from `fedsim/api/reproduce/pa
 published) and `fedsim/api/reproduce/kept` (what we got), citations from `fedsim/base/papers.bib`,
 words from the templates `studies/papers/*.md.j2`, in which `setting`, `comparison` and `details` stand for
 tables. Figures in `kept/` that follow from the rows of studies are written by
-`python -m studies lavp angular lmra_models --write`.
+`python -m studies lavp angular lmra lmra_defenses lmra_models --write`.
 """
 
 from __future__ import annotations

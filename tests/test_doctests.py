@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 
 def modules_with_examples() -> list[str]:
     names = []
-    for package in ("fedsim", "strategies", "adversaries", "clients"):
+    for package in ("fedsim", "strategies", "adversaries", "clients", "studies"):
         for path in sorted((ROOT / package).rglob("*.py")):
             if ">>> " in path.read_text(encoding="utf-8"):
                 names.append(".".join(path.relative_to(ROOT).with_suffix("").parts))

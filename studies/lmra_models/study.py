@@ -70,7 +70,7 @@ LAYOUTS: dict[str, Layout] = {
     "attributes": (
         {"gradient": "aia-gradient", **{source: f"aia, {source}" for source in SOURCES}},
         {"accuracy": ("attribute_accuracy", ""), "balanced": ("attribute_balanced_accuracy", "")},
-        [("dummy data", "gradient")],
+        [("dummy data", "gradient"), ("gradient", "floor"), ("optimal", "last-returned")],
     ),
     "sources": (
         {
@@ -78,12 +78,12 @@ LAYOUTS: dict[str, Layout] = {
             **{source: f"sia, {source}, {{}}" for source in SOURCES if source != "global"},
         },
         {"each record": ("source_accuracy", "each"), "client's set": ("source_accuracy", "together")},
-        [("dummy data", "last-returned")],
+        [("dummy data", "last-returned"), ("dummy data", "majority over rounds"), ("optimal", "last-returned")],
     ),
     "images": (
         {"gradient": "sra-gradient", **{source: f"sra, {source}" for source in SOURCES}},
         {"SSIM": ("class_ssim", ""), "PSNR, dB": ("class_psnr", "")},
-        [("dummy data", "gradient")],
+        [("dummy data", "gradient"), ("last-returned", "gradient"), ("optimal", "gradient")],
     ),
 }
 """Tables of the page, see `attack_table`."""

@@ -63,7 +63,7 @@ def test_a_reason_that_was_written_by_hand_outlasts_new_figures(tmp_path: Path) 
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", ["lavp", "angular", "lmra_models"])
+@pytest.mark.parametrize("name", ["lavp", "angular", "lmra", "lmra_defenses", "lmra_models"])
 def test_figures_follow_from_the_rows_of_studies(name: str) -> None:
     tables = Study.open(name).module.figures()
     kept = tomllib.loads(computed_file(name).read_text(encoding="utf-8"))

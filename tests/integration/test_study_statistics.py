@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from studies.gate.study import CLIENTS, STRENGTHS, Numbers, compare_choices
 from studies.gate_choice.study import saved_by
 from studies.lavp.controls import correlate_held
+from studies.lmra.study import distance_to_span
+from studies.lmra_defenses import study as lmra_defenses
 from studies.lmra_models.study import attack_table, format_mean
 from studies.lmra_sweeps.study import BASE, change_setting, format_columns
+from tests.support.recordings import build_update
 
 LEAKS = np.random.default_rng(0).gamma(2.0, size=(2, CLIENTS))
 """What leaks without a gate, `federation client`."""
@@ -106,3 +110,24 @@ def test_more_local_epochs_leave_training_and_messages_as_many() -> None:
     for tables in (base, changed):
         assert tables["training"]["local_epochs"] * tables["federation"]["rounds"] == 1000
         assert tables["federation"]["rounds"] / tables["recording"]["every"] == 100
+
+
+def test_the_distance_to_a_span_is_that_to_the_nearest_combination_of_all_messages() -> None:
+    """Three models in the plane z = 1, of which two do not reach; the optimum is 2 above it."""
+    models = [{"w": torch.tensor(values)} for values in ([0.0, 0.0, 1.0], [1.0, 0.0, 1.0], [0.0, 3.0, 1.0])]
+    updates = [build_update(models[0], models[1], round=1), build_update(models[0], models[2], round=2)]
+    optimum = torch.tensor([5.0, -7.0, 3.0], dtype=torch.float64)
+    assert distance_to_span(optimum, updates, lambda state: state["w"].double()) == pytest.approx(2, rel=1e-6)
+
+
+def test_a_defended_client_is_compared_with_itself_undefended() -> None:
+    rows = []
+    for defense, loss in (("none", 0.0), ("DP", 0.2)):
+        cell = {"data": "adult", "defense": defense, "seed": "1"}
+        rows.append({**cell, "attack": "federation", "metric": "accuracy", "victim": "", "value": "0.9", "floor": ""})
+        for client, value in enumerate((0.4, 0.6, 0.9)):
+            score = {"metric": "zest", "victim": str(client), "value": str(value - loss), "floor": "0.3"}
+            rows.append({**cell, "attack": "global", **score})
+    table = lmra_defenses.tables(rows)["local"].splitlines()
+    assert table[2].startswith("| Adult | no defense | | .633 ± .625 | |")
+    assert table[3].startswith("| | DP | | .433 ± .625 | -.200 ± .000 (0) |")
