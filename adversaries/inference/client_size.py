@@ -33,6 +33,7 @@ from fedsim.interfaces.attack import (
 )
 from fedsim.interfaces.count_findings import ExampleCount
 from fedsim.interfaces.knowledge import TRAINING_FACTS
+from fedsim.inversion.batch_norm import used_batch_statistics
 from fedsim.inversion.training_mismatch import OPTIMIZER_FACTS
 from fedsim.recording.wire_format import Update
 from fedsim.training.first_layer import find_first_layer, measure_rank
@@ -143,6 +144,7 @@ class _Sizes:
         model = knowledge.model().to(knowledge.device)
         self._shapes = {name: p.shape for name, p in model.named_parameters() if p.requires_grad}
         first_layer = find_first_layer(model.eval(), records.inputs[:2].to(knowledge.device))
+        self._by_batch = used_batch_statistics(template, model)
         self._first_layer = first_layer.weight if first_layer and first_layer.weight in self._shapes else None
         # The difference of two weights carries the rounding of both.
         before = torch.cat([tensor.double().flatten() for tensor in template.before.values()])
@@ -177,7 +179,8 @@ class _Sizes:
         """Return whether simulated clients of `rank` examples all have this rank, and larger ones all another."""
         if rank not in self._rank_verdicts:
             sizes = [size for size in (rank, rank + 1) for _ in range(_TRIALS)]
-            self._rank_verdicts[rank] = rank < self.largest and all(
+            can_tell = rank < self.largest and self._can_train(rank) and self._can_train(rank + 1)
+            self._rank_verdicts[rank] = can_tell and all(
                 (self.measure_rank(self._simulate(size, ("rank", size, trial))) == rank) == (size == rank)
                 for trial, size in enumerate(sizes)
             )
@@ -197,16 +200,23 @@ class _Sizes:
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import StandardScaler
 
-        log_counts = np.linspace(0, math.log(self.largest), self._simulated)
-        features = []
-        for index, log_count in enumerate(log_counts.tolist()):
-            features.append(self._compute_features(self._simulate(self.to_count(log_count), ("regression", index))))
+        log_counts, features = [], []
+        for index, log_count in enumerate(np.linspace(0, math.log(self.largest), self._simulated).tolist()):
+            if self._can_train(count := self.to_count(log_count)):
+                log_counts.append(log_count)
+                features.append(self._compute_features(self._simulate(count, ("regression", index))))
         length = math.sqrt(len(features[0]))
         kernel = ConstantKernel() * RBF(length, (1e-1, 1e3)) + DotProduct() + WhiteKernel(0.1)
         regression = make_pipeline(StandardScaler(), GaussianProcessRegressor(kernel, normalize_y=True))
         with warnings.catch_warnings():  # that a length of the kernel is at its bound harms nobody
             warnings.simplefilter("ignore", ConvergenceWarning)
             return regression.fit(np.stack(features), log_counts)
+
+    def _can_train(self, count: int) -> bool:
+        """Return whether no batch of a client with `count` examples is a single one that BatchNorm cannot normalise."""
+        batch_size = self._knowledge.batch_size
+        assert batch_size is not None
+        return not self._by_batch or (count % batch_size != 1 and batch_size > 1)
 
     def _simulate(self, count: int, key: tuple[int | str, ...]) -> Tensor:
         """Return the update of a client with `count` auxiliary records, of randomly few or many classes."""

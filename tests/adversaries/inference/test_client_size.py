@@ -135,6 +135,16 @@ def test_who_is_granted_n_claims_the_same_and_infers_nothing(recording: OpenRun)
         assert row["floor_guess"] == "N in the message"
 
 
+def test_sizes_that_leave_one_example_for_batch_norm_are_not_simulated(tmp_path: Path) -> None:
+    config = make_tiny_config(
+        model={"hidden": [16], "batch_norm": True}, federation={"clients": 2, "rounds": 1, "evaluate_every": 100}
+    )
+    run = run_serial(config, tmp_path / "run")
+    tables = [{"name": "client-size", "simulated": 20}]
+    spec = make_attack_file(*tables, victims=[0], auxiliary=60, knowledge={"auxiliary": True})
+    assert open_audit(run.path, spec).run() == []
+
+
 def test_of_equal_clients_the_guess_is_right_and_no_claim_is_better() -> None:
     error, exact = score_count(30, 30, [30] * 5, is_granted=False)
     assert (error.value, error.floor, exact.value, exact.floor) == (0, 0, 1, 1)
