@@ -48,6 +48,7 @@ from fedsim.recording.header import straggler_reason
 from fedsim.recording.payloads import State
 from fedsim.recording.recorder import Recorder, RecordingPlan
 from fedsim.training.loop import evaluate, evaluate_constant
+from fedsim.training.model_state import running_statistics
 from fedsim.training.settings import LocalTraining
 from strategies.central_privacy import CentrallyPrivate
 from strategies.checkpoint import Checkpoint, unsavable_attributes
@@ -321,6 +322,7 @@ def _run_round(
         # What was sampled was checked before the first round.
         elif failed and (sentence := describe_lost_protection(strategy.strategy, len(messages) - len(failed))):
             log.warning("round %d: %s", number, sentence)
+        _check_variances(experiment, number, aggregate)
         rows: list[dict[str, Any]] = []
         if _is_evaluation_round(number, federation):
             rows = _evaluate(experiment, strategy, grid, number, aggregate)
@@ -483,6 +485,17 @@ def _mean_row(number: int, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _model_state(arrays: ArrayRecord) -> State:
     """Return the tensors of the model, without control variates that go with it."""
     return split_controls(read_state(arrays))[0]
+
+
+def _check_variances(experiment: Experiment, number: int, arrays: ArrayRecord) -> None:
+    """Raise RunError where a running variance is below 0, with which a BatchNorm layer gives NaN."""
+    for name in sorted(running_statistics(experiment.model).intersection(arrays)):
+        if name.rpartition(".")[2] == "running_var" and (arrays[name].numpy() < 0).any():
+            raise RunError(
+                f"round {number}: '{name}', a running variance of a BatchNorm layer, fell below 0, with which the "
+                "model gives NaN; noise or a factor on what clients send, or a large step of the server, makes it so: "
+                "set training.batch_norm_statistics to 'withheld', or change these"
+            )
 
 
 def _training_config(experiment: Experiment) -> ConfigRecord:

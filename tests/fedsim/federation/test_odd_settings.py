@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim.base.errors import ConfigError, FedsimError, PluginError
+from fedsim.base.errors import ConfigError, FedsimError, PluginError, RunError
 from fedsim.base.randomness import numpy_generator
 from fedsim.base.task import Task
 from fedsim.data import Dataset, Examples
@@ -185,6 +185,18 @@ def test_noise_on_running_variances_which_may_fall_below_0_is_refused(defense: d
     withheld = {"batch_norm_statistics": "withheld"}
     Experiment(make_tiny_config(model=model, defense=[defense], training=withheld)).check()
     Experiment(make_tiny_config(model=model, defense=[{"name": "top-k"}])).check()
+
+
+def test_a_running_variance_that_a_factor_drives_below_0_ends_the_run(tmp_path: Path) -> None:
+    """The model would give NaN, beside an accuracy."""
+    config = make_tiny_config(
+        model={"name": "mlp", "hidden": [16], "batch_norm": True},
+        training={"local_epochs": 5, "batch_size": 4},
+        federation={"rounds": 6},
+        defense=[{"name": "random-mask", "masked": 0.9, "rescale": True}],
+    )
+    with pytest.raises(RunError, match=r"round \d: '2.running_var', a running variance .*, fell below 0, with which"):
+        run_serial(config, tmp_path / "run")
 
 
 class CastingLinear(nn.Module):
