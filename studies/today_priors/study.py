@@ -23,11 +23,13 @@ from fedsim.interfaces.findings import Reconstruction
 from fedsim.interfaces.knowledge import Knowledge, Records
 from fedsim.inversion.batch_norm import copy_with_batch_statistics
 from fedsim.inversion.distances import Cosine
+from fedsim.inversion.parametrisations import DenoisedImages
 from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.problem_builder import build_problem
-from fedsim.inversion.public_fits import fit_components
+from fedsim.inversion.public_fits import fit_components, fit_denoiser
 from fedsim.inversion.recipe import Recipe, cosine_schedule
 from fedsim.recording.wire_format import Update
+from fedsim.training.optimizers import Adam
 from studies.messages import data_folder, invert_update, pair_psnr, score_claim
 from studies.running import Row
 from studies.today.study import (
@@ -52,6 +54,8 @@ BN_WEIGHT = 0.005
 NORMALISED_BY_BATCH = ("sent", "withheld")
 """What of its BatchNorm statistics a client does where layers normalise by the batch; `frozen` and `none` do not."""
 _SHARED: dict[str, Any] = {"iterations": 100, "signed": False}
+DENOISERS = {"denoiser": 300, "denoiser 1000": 1000}
+"""Iterations of attacks with a denoiser."""
 Rows = Sequence[Mapping[str, str]]
 
 
@@ -102,8 +106,9 @@ def build_attack(attack: str, statistics: str, half_way: Tensor) -> CosineDecayI
     }
     if attack == "half way":
         return CosineDecayInversion(**settings, step_size=0.02, tv_weight=0.001, start=half_way)
-    if attack == "denoiser":
-        return CosineDecayInversion(**settings | {"iterations": 300}, step_size=1.0, tv_weight=0.0, prior="denoiser")
+    if attack in DENOISERS:
+        settings |= {"iterations": DENOISERS[attack], "step_size": 1.0, "prior_weight": 1e-5}
+        return CosineDecayInversion(**settings, tv_weight=0.0, prior="denoiser")
     return CosineDecayInversion(**settings, step_size=0.1, tv_weight=0.0, prior="pca")
 
 
@@ -123,6 +128,8 @@ def measure(model: str, data: str, weights: str, statistics: str, batch: int, at
     problem = known_problem(update, knowledge, by_batch=statistics in NORMALISED_BY_BATCH)
     true = problem.scaling.from_unit_range(images[labels.argsort(stable=True)])
     points = points_between(problem, true)
+    if attack in DENOISERS:
+        points["nearest"] = find_denoised(problem, true)
     method = build_attack(attack, statistics, points["half"])
     finding = invert_update(method, update, knowledge, generator(SEED, "today attack", seed))
     row = score_images(finding, model, data, batch, seed)
@@ -172,6 +179,19 @@ def points_between(problem: InversionProblem, true: Tensor) -> dict[str, Tensor]
     return {"means": mean_images, "half": (mean_images + true) / 2, "nearest": nearest_images}
 
 
+def find_denoised(problem: InversionProblem, true: Tensor) -> Tensor:
+    """Return the images nearest to the true ones that the denoiser makes of noisy images, as far as descent finds."""
+    prior, denoiser = DenoisedImages(), fit_denoiser(problem, tuple(true.shape[1:]))
+    noisy = ((problem.scaling.to_unit_range(true) - denoiser.mean) / denoiser.level).requires_grad_()
+    optimizer = Adam([noisy], 0.3)
+    for iteration in range(200):
+        optimizer.param_groups[0]["lr"] = 0.3 * cosine_schedule(iteration, 200)
+        error = (prior.dummy_data(problem, noisy) - true).square().mean()
+        (noisy.grad,) = torch.autograd.grad(error, noisy)
+        optimizer.step()
+    return prior.dummy_data(problem, noisy).detach()
+
+
 def diagnose(problem: InversionProblem, true: Tensor, points: Mapping[str, Tensor]) -> dict[str, float]:
     """Measure what a descent meets on its way to the true images.
 
@@ -194,10 +214,11 @@ TITLES = {
     "cifar10": "CIFAR-10", "faces": "Faces",
     "resnet18/4": "ResNet18/4", "vit": "ViT", "early": "early", "trained": "trained",
     "frozen": "running", "sent": "batch, sent", "withheld": "batch, withheld", "none": "–",
-    "pca": "60 components", "denoiser": "denoiser", "half way": "from half way",
+    "pca": "60 components", "denoiser": "denoiser, 300", "denoiser 1000": "denoiser, 1000",
+    "half way": "from half way",
 }  # fmt: skip
 FORMATS = {"psnr": ".1f", "ssim": ".2f", "lpips": ".2f", "identified": ".2f"}
-POINTS = {"means": "class means", "half": "half way", "nearest": "60 components"}
+POINTS = {"means": "class means", "half": "half way", "nearest": "nearest of the prior"}
 
 
 def tables(rows: Rows) -> dict[str, str]:
@@ -210,7 +231,7 @@ def tables(rows: Rows) -> dict[str, str]:
         score_lines, way_lines = map_settings(of_data)
         title = f"{TITLES[data]}, {SIDES[data]} x {SIDES[data]}:"
         scores += [title, markdown_table(score_head, score_lines)]
-        ways += [title, markdown_table([*head, "victims", *POINTS.values()], way_lines)]
+        ways += [title, markdown_table([*head, "matching", "victims", *POINTS.values()], way_lines)]
     changes = ["change in dB", "in LPIPS", "in identified"]
     compared = markdown_table(["compared", "data", *head, "matching", "victims", *changes], compare_settings(rows))
     return {"": "\n\n".join(scores), "ways": "\n\n".join(ways), "compared": compared}
@@ -231,8 +252,8 @@ def map_settings(rows: Rows) -> tuple[list[list[str]], list[list[str]]]:
             )
         left = f"{column_values(cell, 'distance').mean():.2f}"
         scores.append([*line, *map_gains(cell), f"{column_values(cell, 'psnr_other').mean():.1f}", left])
-        if attack == "pca":  # the points do not depend on the attack
-            ways.append([*place, str(len(cell)), *map_points(cell)])
+        if attack != "half way":
+            ways.append([*place, TITLES[attack], str(len(cell)), *map_points(cell)])
     return scores, ways
 
 
@@ -240,7 +261,8 @@ COMPARISONS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "statistics withheld, not sent": ({"statistics": "withheld"}, {"statistics": "sent"}),
     "running statistics, not the batch's": ({"statistics": "frozen"}, {"statistics": "sent"}),
     "trained, not early": ({"weights": "trained"}, {"weights": "early"}),
-    "a denoiser, 300 iterations": ({"attack": "denoiser"}, {"attack": "pca"}),
+    "a denoiser, not components": ({"attack": "denoiser"}, {"attack": "pca"}),
+    "a denoiser, 1000 iterations, not components": ({"attack": "denoiser 1000"}, {"attack": "pca"}),
 }
 """What is compared on the same victims, all else equal: the values of a row, and those of the row beside it."""
 
