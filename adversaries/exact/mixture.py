@@ -109,9 +109,8 @@ class InputMixture:
                 f"{where}: the update spans more than N = {num_examples} inputs, or nearly so: the "
                 f"gap in its singular values is too small, number {num_examples} is "
                 f"{values[num_examples - 1]:.2g} and number {num_examples + 1} "
-                f"{values[num_examples]:.2g}; noise, compression, Adam or augmentation hide the "
-                "inputs, so choose an attack that matches gradients, such as sme, or "
-                "'cocktail-party'"
+                f"{values[num_examples]:.2g}; noise, compression, Adam, augmentation, or rounding of a small "
+                "update, hide the inputs, so choose an attack that matches gradients, such as sme, or 'cocktail-party'"
             )
         inputs = weight.new_zeros((rank, weight.shape[1]))
         inputs[:, varying] = values[:rank, None] * right[:rank]
