@@ -71,6 +71,9 @@ class Comparison:
     found: Mapping[str, Sequence[Difference]]
     failures: Sequence[str] = field(default=())
 
+    def __repr__(self) -> str:
+        return f"Comparison({', '.join(repr(side.name) for side in self.sides)})"
+
     @property
     def settings(self) -> pd.DataFrame:
         """Settings that are not the same in all runs, a row by `table.key` and a column for each run.

@@ -79,7 +79,7 @@ def _show_scores(comparison: Comparison, name: str, differences: Sequence[Differ
     for sentence in comparison.incomparable_attacks(name):
         _print_plain(sentence)
     if not differences:
-        _print_plain(f"{name}: no attack has scores in {base}, too")
+        _print_plain(f"{name} and {base} have scores of no attack in common")
 
 
 def _score_table(attack: str, base: str, name: str, differences: Sequence[Difference]) -> Table:

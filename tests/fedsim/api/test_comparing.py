@@ -47,6 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_settings_and_accuracy_stand_side_by_side(folder: Path) -> None:
     found = fedsim.compare(folder / "plain", folder / "noisy")
+    assert repr(found) == "Comparison('plain', 'noisy')"
     assert found.differing_settings["defense.0.name"] == [None, "update-noise"]
     assert all(key.startswith("defense.0.") for key in found.differing_settings)
     assert list(found.settings.columns) == ["plain", "noisy"]
