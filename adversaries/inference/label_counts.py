@@ -40,7 +40,7 @@ class LabelCounts(Attack):
 
     def check_facts(self, knowledge: Knowledge) -> None:
         """Refuse a network that does not end in a layer by which labels are counted."""
-        check_output_layer(knowledge)
+        check_output_layer(knowledge, reads_bias=True)
 
     def _run(self, target: Target, progress: Progress) -> LabelDistribution:
         knowledge = target.knowledge

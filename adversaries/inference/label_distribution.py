@@ -11,7 +11,8 @@ from adversaries.inference.usable_rounds import compute_by_round
 from fedsim.base.errors import AttackError, KnowledgeError
 from fedsim.interfaces.attack import Knowledge, Progress, Target
 from fedsim.interfaces.findings import LabelDistribution
-from fedsim.inversion.labels.last_layer import count_outputs
+from fedsim.inversion.labels.last_layer import count_outputs, last_bias_name
+from fedsim.inversion.model_checks import probe_inputs
 from fedsim.recording.wire_format import Update
 
 ClassCounter = Callable[[Update], Tensor]
@@ -54,13 +55,19 @@ def infer_label_distribution(
     )
 
 
-def check_output_layer(knowledge: Knowledge) -> int | None:
+def check_output_layer(knowledge: Knowledge, *, reads_bias: bool = False) -> int | None:
     """Return the number of classes of the network's last layer; None where no input is known that it takes.
+
+    Args:
+        reads_bias: whether labels are counted by that layer's bias.
 
     Raises:
         AttackError: the network does not end in a linear layer by which labels are counted.
     """
+    assert knowledge.model is not None
     try:
+        if reads_bias and (inputs := probe_inputs(model := knowledge.model().eval(), knowledge)) is not None:
+            last_bias_name(model, inputs)
         return count_outputs(knowledge)
     except KnowledgeError as error:
         raise AttackError(_explain_layer(error)) from error

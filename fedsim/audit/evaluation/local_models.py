@@ -367,7 +367,7 @@ class _ModelComparison:
 
 def _blend(start: State, end: State, share: float) -> State:
     """Return the model at a share of the way from `start` to `end`."""
-    return {name: torch.lerp(tensor, end[name], share) for name, tensor in start.items() if name in end}
+    return {name: torch.lerp(tensor, end[name].to(tensor), share) for name, tensor in start.items() if name in end}
 
 
 def _better_of(metric: str) -> Callable[[Iterable[float]], float]:

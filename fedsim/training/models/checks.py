@@ -95,8 +95,11 @@ def check_model(model: Any, dataset: Dataset, sample: Tensor, name: str, *, atta
         attacked: whether attacks that match gradients will differentiate it twice.
     """
     model = check_network(model, name)
+    trained = dict(model.named_parameters())
     for key, value in model.state_dict().items():
-        if value.is_floating_point() and value.dtype != torch.float32:
+        # A buffer in float64 may be a constant that the network casts itself.
+        taken = (torch.float32,) if key in trained else (torch.float32, torch.float64)
+        if value.is_floating_point() and value.dtype not in taken:
             raise ConfigError(
                 f"model: '{name}' has '{key}' of {value.dtype}, expected torch.float32, in which clients train and "
                 "attacks compute; build the network in it"

@@ -243,6 +243,15 @@ def test_a_model_that_ends_otherwise_is_refused(digits: Dataset, tmp_path: Path,
         claimed(attack, Transcript(tmp_path), knowledge(digits, model=model))
 
 
+def test_a_last_layer_without_bias_is_refused_before_the_run(digits: Dataset) -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 10, bias=False))
+
+    with pytest.raises(AttackError, match="the model's last linear layer has no bias; attack a model that ends in a"):
+        LabelCounts().check_facts(knowledge(digits, model=model))
+    LabelLeakage().check_facts(knowledge(digits, model=model))
+
+
 class ContrastScaling(nn.Module):
     """Each image divided by its own norm: NaN for one of zeros."""
 

@@ -66,6 +66,13 @@ OPTIMUM = copy_state(built())
 PROXIES: dict[str, State] = {"global model": away(OPTIMUM, 0.3), "last-returned model": away(OPTIMUM, 0.1)}
 
 
+def test_a_state_in_float64_is_scored_as_it_is_in_float32() -> None:
+    """Clients send a buffer in the type that the network has it in."""
+    wide = {name: {key: tensor.double() for key, tensor in state.items()} for name, state in PROXIES.items()}
+    narrow = judge(PROXIES["global model"], PROXIES)
+    assert judge(PROXIES["global model"], wide | {"global model": PROXIES["global model"]}).keys() == narrow.keys()
+
+
 def test_a_proxy_is_no_message_of_a_round_between_the_attacked_ones(tmp_path: Path) -> None:
     """The victim sent something in rounds 1 and 2, of which the attack read the first."""
     sent = {number: away(OPTIMUM, 0.1 * number) for number in (1, 2, 3)}
