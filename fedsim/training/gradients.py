@@ -19,7 +19,7 @@ from fedsim.training.modes import forward
 
 _MAX_GRADIENT_NUMBERS = 1 << 26
 """Most numbers in the gradients that are computed at once; the layers' memory grows with it."""
-_VMAP_ERROR_WORDS = ("vmap", "batching rule", "functorch")
+_VMAP_ERROR_WORDS = ("vmap", "batching rule", "functorch", "jvp")
 """Words in PyTorch's errors where a network cannot be computed for many examples at once."""
 
 

@@ -177,11 +177,19 @@ def test_a_network_that_torch_func_cannot_compute_is_refused_in_a_sentence() -> 
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x if x.sum() > 0 else -x)
 
-    with pytest.raises(
-        RunError, match=r"^the model: torch\.func cannot compute the gradient of each .*; write"
-    ) as error:
-        example_gradients(Branches(4, 3), torch.ones(2, 4), torch.tensor([0, 1]), cross_entropy)
-    assert "\n" not in str(error.value)
+    class Counts(nn.Linear):
+        passes = torch.zeros(1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.passes += 1
+            return super().forward(x)
+
+    for model in (Branches(4, 3), Counts(4, 3)):
+        with pytest.raises(
+            RunError, match=r"^the model: torch\.func cannot compute the gradient of each .*; write"
+        ) as error:
+            example_gradients(model, torch.ones(2, 4), torch.tensor([0, 1]), cross_entropy)
+        assert "\n" not in str(error.value)
 
 
 def test_another_error_of_the_network_stays_what_it_is() -> None:
