@@ -16,9 +16,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 from torch import nn
 
-from clients.algorithm_memory import AlgorithmMemory
-from clients.client_state import ClientMemories
-from clients.exposure import measure_exposure
+from clients.client_state import AlgorithmMemory, ClientMemories, measure_exposure
 from clients.mods import defend_payload
 from clients.participation import select_examples, silent_reply
 from fedsim.base.errors import FedsimError, ends_training, error_reason, first_line, is_memory_error

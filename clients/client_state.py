@@ -1,19 +1,28 @@
-"""Memory of a defense between rounds, in its client's state (Flower's `Context.state`)."""
+"""What a client keeps between rounds in its state (Flower's `Context.state`).
+
+That are the memories of its defenses and of its algorithm, and what its exposure measures found.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
 from fedsim.base.errors import RunError
+from fedsim.exposure.of_clients import STATE_KEY, measure_client, pack_rows
 from fedsim.federation.engines.arrays import make_record, read_state
+from fedsim.federation.experiment import Experiment
 from fedsim.interfaces.defense_calls import describe_value
 from fedsim.interfaces.local_context import DefenseKey, Memory, copy_tensors
+from fedsim.recording.payloads import State
+from fedsim.training.cohort import LocalData
+from fedsim.training.settings import LocalTraining
 
 _DTYPES = frozenset(
     (
@@ -98,3 +107,49 @@ def _check_entry(name: object, value: object, where: str) -> None:
         raise RunError(
             f"{where}: expected '{name}' in its memory as a dense tensor of real numbers, got {describe_value(value)}"
         )
+
+
+_MEMORY_RECORD, _PRIVATE_RECORD = "algorithm", "algorithm.private"
+"""Names of the records; those of defenses end with a number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmMemory:
+    """Memory of one client's algorithm in one round, which is changed in place.
+
+    Attributes:
+        memory: what the algorithm itself keeps.
+        private_parts: tensors of the model that never leave the client, by name.
+    """
+
+    memory: Memory
+    private_parts: Memory
+
+    @classmethod
+    def read(cls, experiment: Experiment, client: int, memories: ClientMemories) -> Self:
+        """Read the memory of `client`; before its first round its private parts are drawn."""
+        private_parts = memories.read_record(_PRIVATE_RECORD)
+        if not private_parts:
+            private_parts.update(experiment.initial_private_state(client))
+        return cls(memory=memories.read_record(_MEMORY_RECORD), private_parts=private_parts)
+
+    def complete_model(self, shared: State) -> dict[str, Tensor]:
+        """Return the whole model: `shared` with the private parts."""
+        return {**shared, **self.private_parts}
+
+
+def measure_exposure(
+    experiment: Experiment, before: State, number: int, share: LocalData, settings: LocalTraining, state: RecordDict
+) -> None:
+    """Compute the experiment's exposure measures of round `number`, and put them into `state`.
+
+    Args:
+        before: w_t, the state that the client received.
+        state: its `Context.state`.
+    """
+    due_measures = [measure for measure in experiment.measures if measure.is_due(number)]
+    if due_measures:
+        rows = list(
+            measure_client(due_measures, experiment.model_with_state(before), share, settings, experiment.client_loss)
+        )
+        state[STATE_KEY] = make_record({"rows": pack_rows(rows)})

@@ -54,9 +54,8 @@ from strategies.central_privacy import CentrallyPrivate
 from strategies.checkpoint import Checkpoint, unsavable_attributes
 from strategies.colluder_recorder import ColluderRecorder
 from strategies.curious import Curious
-from strategies.device_failures import check_devices, name_failed_device
 from strategies.repeated_rounds import RepeatedRound
-from strategies.reply_checks import check_replies
+from strategies.reply_checks import check_devices, check_replies, name_failed_device
 from strategies.secure_sum import SecureSum
 
 log, rounds = logging.getLogger("fedsim." + __name__), logging.getLogger(ROUNDS)

@@ -1,17 +1,22 @@
-"""Check of what clients reply, before the server's strategy or the recording sees it."""
+"""Check of what clients reply, before the server's strategy or the recording sees it.
+
+A device that fails ends the run: a round without the clients on it would be another than the experiment says.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 from torch import Tensor, nn
 
-from fedsim.base.errors import PayloadError, one_line
+from fedsim.base.errors import PayloadError, RunError, ends_training, first_line, one_line
 from fedsim.federation.engines.arrays import LazyArray, read_state
 from fedsim.federation.engines.client_state import ClientStateStore
+from fedsim.federation.engines.cohort import DEVICE_FAILED
 from fedsim.recording.payloads import Payload, State
 from fedsim.recording.wire_format import describe_misfit
 from strategies.message_content import describe_wrong_records, single_record
@@ -107,3 +112,29 @@ class _Request:
             if not isinstance(array, LazyArray) or self.plain_arrays.get(name) != (array.dtype, array.shape):
                 return False
         return len(arrays) == len(self.plain_arrays)
+
+
+_REMEDY = "fix the cause or free its memory, and resume the run, which keeps finished rounds"
+
+
+def check_devices(replies: Iterable[Message], number: int) -> Iterator[Message]:
+    """Yield the replies of a round.
+
+    Raises:
+        RunError: the device of a client was lost, or its memory did not last.
+    """
+    for reply in replies:
+        if reply.has_error() and (reply.error.reason or "").startswith(DEVICE_FAILED):
+            raise RunError(f"round {number}, client {reply.metadata.src_node_id}: {reply.error.reason}; {_REMEDY}")
+        yield reply
+
+
+@contextmanager
+def name_failed_device(number: int) -> Iterator[None]:
+    """Raise RunError where the device of the server itself fails in a round, as in its evaluation."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not ends_training(error):
+            raise
+        raise RunError(f"round {number}: the server's device failed ({first_line(error)}); {_REMEDY}") from error

@@ -6,13 +6,15 @@ import logging
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 
-from flwr.app import ConfigRecord, Error, Message, MessageType
-from flwr.serverapp import Grid
+from flwr.app import ConfigRecord, Context, Error, Message, MessageType
+from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Strategy
 
-from fedsim.base.errors import ConfigError
+from fedsim.base.errors import ConfigError, RunError
 from fedsim.federation.privacy_tables import SecureAggregationTable
 from fedsim.federation.secure_aggregation import SINGLE_UPDATE_STRATEGIES
+from fedsim.recording.recorder import Recorder
+from strategies.curious_grid import CuriousGrid
 from strategies.message_content import GROUP_RECORD, MEMBERS_KEY, describe_wrong_records, is_number
 from strategies.secure_sum import SecureSum, reported_examples
 from strategies.wrapped_grid import WrappedGrid
@@ -143,3 +145,32 @@ def _check_strategy() -> None:
                     "server would see sums over groups alone; leave [secure_aggregation] out"
                 )
         frame = frame.f_back  # type: ignore[assignment]
+
+
+def run_recorded(
+    server_app: ServerApp,
+    grid: Grid,
+    context: Context,
+    recorder: Recorder,
+    *,
+    partitions: Mapping[int, int],
+    sums: SecureAggregationTable | None,
+    seed: int,
+) -> None:
+    """Run a ServerApp over `grid`, and record what its server sees.
+
+    Args:
+        partitions: by node, the client that it plays, by which clients are called in the recording.
+        sums: settings of secure aggregation; None where the server sees single updates.
+        seed: of groups and rounding.
+
+    Raises:
+        RunError: something could not be recorded.
+    """
+    clients = grid if sums is None else SecureSumGrid(grid, sums, seed, partitions)
+    with CuriousGrid(clients, recorder, decodes=True, partitions=partitions) as recording_grid:
+        server_app(recording_grid, context)
+    if losses := recording_grid.losses:
+        raise RunError(
+            f"not all that the app sent is recorded, of which the log has {len(losses)} errors; the first: {losses[0]}"
+        )

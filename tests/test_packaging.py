@@ -200,7 +200,7 @@ try:
     torch.optim.LBFGS([torch.ones(1, requires_grad=True)])
 except ImportError as error:
     print(error)
-from fedsim.audit.evaluation.perceptual_networks import PerceptualNetwork
+from fedsim.audit.evaluation.perceptual_distance import PerceptualNetwork
 from fedsim.training.optimizers import LBFGS
 PerceptualNetwork("squeeze")
 optimizer = LBFGS([torch.ones(1, requires_grad=True)])

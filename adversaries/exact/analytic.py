@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -44,9 +45,9 @@ class Analytic(Attack):
     paper: ClassVar[Paper] = cite("Phong2018")
     vector_targets: ClassVar[bool] = True
 
-    def check_facts(self, knowledge: Knowledge) -> None:
+    def check_facts(self, knowledge: Knowledge, num_examples: int | None = None, granted: Collection[str] = ()) -> None:
         """Refuse a network without a first linear layer that it reads."""
-        check_first_layer(knowledge, "the network", relu=False)
+        check_first_layer(knowledge, relu=False)
 
     def _run(self, target: Target, progress: Progress) -> Finding:
         layer = read_first_layer(target.read_update(), target.knowledge, relu=False)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from adversaries.exact.consistency import certify_inputs, repair_columns, subtract_unknown_inputs
-from adversaries.exact.layer import FirstLayer, check_first_layer, check_layer_size, read_first_layer, read_labels
+from adversaries.exact.layer import FirstLayer, check_first_layer, read_first_layer, read_labels
 from adversaries.exact.mixture import InputMixture
 from fedsim.base.papers import cite
-from fedsim.interfaces.attack import Attack, Knowledge, Paper, Progress, Target, warn
+from fedsim.interfaces.attack import ALL, Attack, Knowledge, Paper, Progress, Target, warn
 from fedsim.interfaces.findings import Finding, Reconstruction
 
 
@@ -55,13 +55,9 @@ class FirstLayerAttack(Attack):
             tell: called after each step with the number of columns that are certain.
         """
 
-    def check_facts(self, knowledge: Knowledge) -> None:
-        """Refuse a network without a first linear layer that it reads."""
-        check_first_layer(knowledge, "the network")
-
-    def check_num_examples(self, knowledge: Knowledge, num_examples: int, granted: Collection[str]) -> None:
-        """Refuse more examples than the first linear layer can distinguish."""
-        check_layer_size(check_first_layer(knowledge, "the network"), num_examples)
+    def check_facts(self, knowledge: Knowledge, num_examples: int | None = None, granted: Collection[str] = ()) -> None:
+        """Refuse a network without a first linear layer that it reads, and more examples than that distinguishes."""
+        check_first_layer(knowledge, num_examples, stacked=self.rounds_needed == ALL)
 
     def _layer(self, target: Target) -> FirstLayer:
         """Return the first layer of the update that is attacked."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from adversaries.exact.attack import build_finding
 from adversaries.exact.components import separate_components
-from adversaries.exact.layer import FirstLayer, check_first_layer, check_layer_size, read_first_layer
+from adversaries.exact.layer import FirstLayer, check_first_layer, read_first_layer
 from adversaries.exact.mixture import InputMixture
 from fedsim.base.constraints import PositiveInt
 from fedsim.base.errors import AttackError
@@ -57,13 +57,9 @@ class CocktailParty(Attack):
     paper: ClassVar[Paper] = cite("Kariyappa2023")
     vector_targets: ClassVar[bool] = True
 
-    def check_facts(self, knowledge: Knowledge) -> None:
-        """Refuse a network without a first linear layer that it reads."""
-        check_first_layer(knowledge, "the network", relu=self.refine)
-
-    def check_num_examples(self, knowledge: Knowledge, num_examples: int, granted: Collection[str]) -> None:
-        """Refuse more examples than the first linear layer can distinguish."""
-        check_layer_size(check_first_layer(knowledge, "the network", relu=self.refine), num_examples)
+    def check_facts(self, knowledge: Knowledge, num_examples: int | None = None, granted: Collection[str] = ()) -> None:
+        """Refuse a network without a first linear layer that it reads, and more examples than that distinguishes."""
+        check_first_layer(knowledge, num_examples, relu=self.refine)
 
     def _run(self, target: Target, progress: Progress) -> Finding:
         layer = read_first_layer(target.read_update(), target.knowledge, relu=self.refine)

@@ -133,12 +133,20 @@ def read_first_layer(update: Update, knowledge: Knowledge, *, relu: bool = True)
     return layer
 
 
-def check_first_layer(knowledge: Knowledge, where: str, *, relu: bool = True) -> Tensor:
-    """Return the weights of the first linear layer, `unit input`, as the network is built, before any message is there.
+def check_first_layer(
+    knowledge: Knowledge, num_examples: int | None = None, *, relu: bool = True, stacked: bool = False
+) -> None:
+    """Check the first linear layer of the network as it is built, before any message is there.
+
+    Args:
+        num_examples: N, which it has to distinguish; None where it is not known yet.
+        relu: whether a ReLU has to follow it.
+        stacked: the units of several rounds are read together, however many they are (`stack_layers`).
 
     Raises:
-        AttackError: there is no such layer that can be read.
+        AttackError: there is no such layer that can be read, or it cannot distinguish so many examples.
     """
+    where = "the network"
     assert knowledge.model is not None
     model = deepcopy(knowledge.model()).eval()
     parameters = dict(model.named_parameters())
@@ -149,19 +157,9 @@ def check_first_layer(knowledge: Knowledge, where: str, *, relu: bool = True) ->
     name = weight.rpartition(".")[0]
     if relu and not is_rectified(model, name, probes):
         raise _missing_relu_error(where, name, _REMEDY)
-    return model.get_parameter(weight)
-
-
-def check_layer_size(weight: Tensor, num_examples: int, *, stacked: bool = False) -> None:
-    """Raise AttackError where a first linear layer cannot distinguish so many examples.
-
-    Args:
-        weight: `unit input`.
-        stacked: the units of several rounds are read together, however many they are (`stack_layers`).
-    """
-    units, inputs = weight.shape
+    units, inputs = model.get_parameter(weight).shape
     most = (inputs if stacked else min(units, inputs)) - 1
-    if num_examples > most:
+    if num_examples is not None and num_examples > most:
         raise AttackError(
             f"N is {num_examples}, but the network's first linear layer, with {units} units and {inputs} inputs, "
             f"distinguishes at most {most} examples; attack clients with fewer examples, or {_REMEDY}"

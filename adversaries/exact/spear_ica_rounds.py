@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
-from adversaries.exact.layer import FirstLayer, check_first_layer, check_layer_size, read_first_layer, stack_layers
+from adversaries.exact.layer import FirstLayer, read_first_layer, stack_layers
 from adversaries.exact.spear_ica import SpearIca
 from fedsim.base.errors import AttackError
-from fedsim.interfaces.attack import ALL, Knowledge, Progress, RoundsNeeded, Target
+from fedsim.interfaces.attack import ALL, Progress, RoundsNeeded, Target
 from fedsim.interfaces.findings import Finding
 
 
@@ -31,10 +30,6 @@ class SpearIcaRounds(SpearIca):
     """
 
     rounds_needed: ClassVar[RoundsNeeded] = ALL
-
-    def check_num_examples(self, knowledge: Knowledge, num_examples: int, granted: Collection[str]) -> None:
-        """Refuse more examples than the first linear layer can distinguish by the units of any number of rounds."""
-        check_layer_size(check_first_layer(knowledge, "the network"), num_examples, stacked=True)
 
     def _run(self, target: Target, progress: Progress) -> Finding:
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -47,9 +47,9 @@ class Sratta(Attack):
     rounds_needed: ClassVar[RoundsNeeded] = 2
     main_metric: ClassVar[str] = "pairs_right"
 
-    def check_facts(self, knowledge: Knowledge) -> None:
+    def check_facts(self, knowledge: Knowledge, num_examples: int | None = None, granted: Collection[str] = ()) -> None:
         """Refuse a network without a first linear layer that it reads."""
-        check_first_layer(knowledge, "the network")
+        check_first_layer(knowledge)
 
     def _run(self, target: Target, progress: Progress) -> ExampleGroups:
         if not target.members:

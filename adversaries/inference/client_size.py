@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -85,7 +85,7 @@ class ClientSize(Attack):
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
     needs_num_examples: ClassVar[bool] = False
 
-    def check_facts(self, knowledge: Knowledge) -> None:
+    def check_facts(self, knowledge: Knowledge, num_examples: int | None = None, granted: Collection[str] = ()) -> None:
         """Refuse too few auxiliary records, and training that is not simulated."""
         SimulatedClients(knowledge)
         if (count := len(knowledge.auxiliary.inputs if knowledge.auxiliary else ())) < 2:

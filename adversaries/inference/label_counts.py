@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -38,7 +39,7 @@ class LabelCounts(Attack):
     uses: ClassVar[frozenset[str]] = OPTIMIZER_FACTS | {"learning_rate", "local_epochs", "batch_size", "defenses"}
     rounds_needed: ClassVar[RoundsNeeded] = ALL
 
-    def check_facts(self, knowledge: Knowledge) -> None:
+    def check_facts(self, knowledge: Knowledge, num_examples: int | None = None, granted: Collection[str] = ()) -> None:
         """Refuse a network that does not end in a layer by which labels are counted."""
         check_output_layer(knowledge, reads_bias=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -43,7 +44,7 @@ class LabelLeakage(Attack):
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape", "value_range"})
     rounds_needed: ClassVar[RoundsNeeded] = ALL
 
-    def check_facts(self, knowledge: Knowledge) -> None:
+    def check_facts(self, knowledge: Knowledge, num_examples: int | None = None, granted: Collection[str] = ()) -> None:
         """Refuse a network whose last layer counts no labels, and classes that row sums do not tell apart."""
         classes = check_output_layer(knowledge)
         if classes is not None and knowledge.loss is not None:

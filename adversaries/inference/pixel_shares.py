@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -45,7 +45,7 @@ class PixelShares(Attack):
     rounds_needed: ClassVar[RoundsNeeded] = ALL
     vector_targets: ClassVar[bool] = True
 
-    def check_facts(self, knowledge: Knowledge) -> None:
+    def check_facts(self, knowledge: Knowledge, num_examples: int | None = None, granted: Collection[str] = ()) -> None:
         """Refuse a loss that is not one of masks."""
         if goal_of(knowledge.loss) != "masks":
             raise AttackError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -94,7 +95,7 @@ class PropertyInference(Attack):
         if self.absent >= self.present:
             raise ConfigError(f"absent: expected a smaller share than present = {self.present}, got {self.absent}")
 
-    def check_facts(self, knowledge: Knowledge) -> None:
+    def check_facts(self, knowledge: Knowledge, num_examples: int | None = None, granted: Collection[str] = ()) -> None:
         """Refuse records that do not all say whether they have the property, and training that is not simulated."""
         assert knowledge.property_records is not None
         SimulatedClients(knowledge)

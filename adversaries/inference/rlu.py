@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -81,7 +82,7 @@ class LabelsFromUpdates(Attack):
     uses: ClassVar[frozenset[str]] = OPTIMIZER_FACTS | {"defenses", "label_smoothing", "loss"}
     rounds_needed: ClassVar[RoundsNeeded] = ALL
 
-    def check_facts(self, knowledge: Knowledge) -> None:
+    def check_facts(self, knowledge: Knowledge, num_examples: int | None = None, granted: Collection[str] = ()) -> None:
         """Refuse auxiliary records without classes."""
         _Confidences(self, knowledge)
 

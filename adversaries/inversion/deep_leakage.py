@@ -77,9 +77,10 @@ class ImprovedDeepLeakage(GradientInversion):
     paper: ClassVar[Paper] = cite("Zhao2020")
     needs: ClassVar[frozenset[str]] = GradientInversion.needs | MEAN_GRADIENT_FACTS
 
-    def check_num_examples(self, knowledge: Knowledge, num_examples: int, granted: Collection[str]) -> None:
+    def check_facts(self, knowledge: Knowledge, num_examples: int | None = None, granted: Collection[str] = ()) -> None:
         """Refuse several examples whose labels are not granted."""
-        if "labels" not in granted:
+        super().check_facts(knowledge, num_examples, granted)
+        if num_examples is not None and "labels" not in granted:
             check_single_example(num_examples, "the clients")
 
     def _labels(self, problem: InversionProblem, update: Update, knowledge: Knowledge, rng: torch.Generator) -> Tensor:

@@ -65,9 +65,11 @@ class JointInversion(GradientInversion):
     needs: ClassVar[frozenset[str]] = GradientInversion.needs | MEAN_GRADIENT_FACTS
     uses: ClassVar[frozenset[str]] = INPUT_MOMENTS | OPTIMIZER_FACTS | {"labels"}
 
-    def check_num_examples(self, knowledge: Knowledge, num_examples: int, granted: Collection[str]) -> None:
+    def check_facts(self, knowledge: Knowledge, num_examples: int | None = None, granted: Collection[str] = ()) -> None:
         """Refuse clients that take a part of their examples in each step."""
-        _check_batches(knowledge.batch_size, num_examples, "the clients")
+        super().check_facts(knowledge, num_examples, granted)
+        if num_examples is not None:
+            _check_batches(knowledge.batch_size, num_examples, "the clients")
 
     def _run(self, target: Target, progress: Progress) -> Finding:
         first, *later = [target.read_update(number) for number in target.participation_rounds()]

@@ -100,10 +100,11 @@ class LearnedInversion(Attack):
     uses: ClassVar[frozenset[str]] = INPUT_MOMENTS | OPTIMIZER_FACTS | {"labels", "defenses", "num_classes"}
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT, GROUP})
 
-    def check_num_examples(self, knowledge: Knowledge, num_examples: int, granted: Collection[str]) -> None:
+    def check_facts(self, knowledge: Knowledge, num_examples: int | None = None, granted: Collection[str] = ()) -> None:
         """Refuse fewer auxiliary records than clients with N examples are drawn from."""
-        assert knowledge.auxiliary is not None
-        check_record_count(knowledge.auxiliary, num_examples, "the clients")
+        if num_examples is not None:
+            assert knowledge.auxiliary is not None
+            check_record_count(knowledge.auxiliary, num_examples, "the clients")
 
     def _run(self, target: Target, progress: Progress) -> Reconstruction:
         update, knowledge, total = target.read_update(), target.knowledge, self.epochs + self.refinements

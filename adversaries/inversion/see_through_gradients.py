@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -72,9 +73,9 @@ class SeeThroughGradients(GradientInversion):
     paper: ClassVar[Paper] = cite("Yin2021")
     needs: ClassVar[frozenset[str]] = GradientInversion.needs | MEAN_GRADIENT_FACTS
 
-    def check_facts(self, knowledge: Knowledge) -> None:
+    def check_facts(self, knowledge: Knowledge, num_examples: int | None = None, granted: Collection[str] = ()) -> None:
         """Refuse a network without BatchNorm layers where their statistics count."""
-        super().check_facts(knowledge)
+        super().check_facts(knowledge, num_examples, granted)
         assert knowledge.model is not None
         if self.bn_weight and not list_batch_norms(knowledge.model()):
             raise _missing_statistics_error("the network", "the model has none")

@@ -153,9 +153,9 @@ class TemporalInversion(Attack):
         del num_parameters
         return self._min_gradients
 
-    def check_num_examples(self, knowledge: Knowledge, num_examples: int, granted: Collection[str]) -> None:
+    def check_facts(self, knowledge: Knowledge, num_examples: int | None = None, granted: Collection[str] = ()) -> None:
         """Refuse more examples than there are classes, where each class is found once."""
-        if self.labels != "column" or "labels" in granted:
+        if num_examples is None or self.labels != "column" or "labels" in granted:
             return
         if (outputs := count_outputs(knowledge)) is not None:
             check_distinct_labels(num_examples, outputs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Annotated, Any, ClassVar
@@ -93,7 +93,7 @@ class TranscriptPrior(Attack):
     clients_needed: ClassVar[int] = 2
     needs_client_ids: ClassVar[bool] = False
 
-    def check_facts(self, knowledge: Knowledge) -> None:
+    def check_facts(self, knowledge: Knowledge, num_examples: int | None = None, granted: Collection[str] = ()) -> None:
         """Refuse examples that are no images."""
         if len(shape := knowledge.input_shape or ()) != 3:
             raise AttackError(f"it generates images, and examples are of shape {shape}; choose 'inverting-gradients'")

@@ -286,7 +286,7 @@ def read_transformer(update: Update, knowledge: Knowledge) -> tuple[TransformerM
     return model.requires_grad_(False), states, where
 
 
-def find_transformer(knowledge: Knowledge, where: str) -> TransformerModule:
+def find_transformer(knowledge: Knowledge, where: str = "the network") -> TransformerModule:
     """Build the network and return it if its blocks can be read."""
     model = find_token_embedding(knowledge)[0]
     if not isinstance(model, TransformerModule):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import count
 from typing import Annotated, ClassVar
@@ -81,9 +82,9 @@ class Dager(Attack):
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape"})
     subject: ClassVar[Subject] = "texts"
 
-    def check_facts(self, knowledge: Knowledge) -> None:
+    def check_facts(self, knowledge: Knowledge, num_examples: int | None = None, granted: Collection[str] = ()) -> None:
         """Refuse a network that is no transformer of the form that it reads."""
-        find_transformer(knowledge, "the network")
+        find_transformer(knowledge)
 
     def _run(self, target: Target, progress: Progress) -> Texts:
         update, knowledge = target.read_update(), target.knowledge

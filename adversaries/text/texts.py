@@ -8,7 +8,7 @@ its result. `EmbeddingRows` claims what the gradient of the embedding itself rev
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import ClassVar
@@ -65,9 +65,9 @@ class TextAttack(Attack):
     subject: ClassVar[Subject] = "texts"
     vector_targets: ClassVar[bool] = False  # labels are counted as classes
 
-    def check_facts(self, knowledge: Knowledge) -> None:
+    def check_facts(self, knowledge: Knowledge, num_examples: int | None = None, granted: Collection[str] = ()) -> None:
         """Refuse a network without an embedding of tokens."""
-        super().check_facts(knowledge)
+        super().check_facts(knowledge, num_examples, granted)
         find_token_embedding(knowledge)
 
 
@@ -196,7 +196,7 @@ class EmbeddingRows(Attack):
     subject: ClassVar[Subject] = "texts"
     main_metric: ClassVar[str] = "words_found"
 
-    def check_facts(self, knowledge: Knowledge) -> None:
+    def check_facts(self, knowledge: Knowledge, num_examples: int | None = None, granted: Collection[str] = ()) -> None:
         """Refuse a network without an embedding of tokens."""
         find_token_embedding(knowledge)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import ClassVar
@@ -92,9 +92,9 @@ class Tiger(Attack):
     uses: ClassVar[frozenset[str]] = MEAN_GRADIENT_FACTS | {"defenses"}
     subject: ClassVar[Subject] = "texts"
 
-    def check_facts(self, knowledge: Knowledge) -> None:
+    def check_facts(self, knowledge: Knowledge, num_examples: int | None = None, granted: Collection[str] = ()) -> None:
         """Refuse a network that is no transformer of the form that it reads."""
-        find_transformer(knowledge, "the network")
+        find_transformer(knowledge)
 
     def _run(self, target: Target, progress: Progress) -> Texts:
         update, knowledge = target.read_update(), target.knowledge

@@ -175,7 +175,7 @@ def run(name: str, work: Path, watched: Path | None) -> None:
 
     import fedsim
     from fedsim.federation.app_file import flatten_run_config
-    from fedsim.federation.legacy_order import order_legacy_clients
+    from fedsim.federation.app_replies import order_legacy_clients
 
     replace_downloads()
     write_files(name, APPS[name].clients)

@@ -10,9 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+
 from fedsim.audit.evaluation.evaluator import check_claim
 from fedsim.audit.finding_metadata import make_finding_metadata, make_finding_spec
-from fedsim.audit.granted_copies import check_no_copies
 from fedsim.audit.isolation import Isolation, attempt_all
 from fedsim.audit.job_log import JobClock, JobLog, describe_failure, report_job_counts
 from fedsim.audit.plan import AttackJob, ReportJobProgress
@@ -26,6 +28,8 @@ from fedsim.data.cache import cache_folder
 from fedsim.federation.data_folder import find_data_folder
 from fedsim.federation.failed_attacks import FailedAttack
 from fedsim.interfaces.attack import FAILURES, OPTIMAL, Attack, Outcome, Progress, VictimTask
+from fedsim.interfaces.findings import Finding, Reconstruction, Texts
+from fedsim.interfaces.knowledge import Knowledge
 from fedsim.plugins.code_hashes import hash_plugin_code
 from fedsim.plugins.inline import is_object
 
@@ -215,3 +219,41 @@ class _AttackQueue:
 
 def _ignore_progress(job: Any, iteration: int, iterations: int, values: Mapping[str, float]) -> None:
     pass
+
+
+_FACTS_OF_VICTIMS = ("records", "candidates", "known_candidates")
+"""Facts among whose records are some of the victim's."""
+_ROUNDING = 1e-5
+"""Largest difference of a copy's values, which came from units of the model, in the units of findings."""
+
+
+def check_no_copies(finding: Finding, knowledge: Knowledge, where: str) -> None:
+    """Raise AttackError where claimed examples are records of the victim that the attack was granted.
+
+    They would count as recovered from the message, which says nothing of them.
+    """
+    if not isinstance(finding, Reconstruction | Texts):
+        return
+    claimed = finding.tokens if isinstance(finding, Texts) else finding.data
+    for fact in _FACTS_OF_VICTIMS:
+        if fact not in knowledge.tables:
+            continue
+        records = knowledge.tables[fact].inputs.cpu()
+        if isinstance(finding, Reconstruction):
+            if knowledge.value_range is None:
+                continue
+            axes = [-1] + [1] * (records.ndim - 2)
+            low, high = (torch.as_tensor(end).reshape(axes) for end in knowledge.value_range)
+            records = (records - low) / (high - low)
+        if records.shape[1:] == claimed.shape[1:] and (count := _count_copies(claimed, records)):
+            raise AttackError(
+                f"{where}: {count} of {len(claimed)} claimed examples are records that the attack was granted as "
+                f"'{fact}', so they were not recovered from the message; claim only what follows from the message"
+            )
+
+
+def _count_copies(claimed: Tensor, records: Tensor) -> int:
+    """Return how many of the claimed examples are among the records."""
+    rows, others = claimed.flatten(1).double(), records.flatten(1).double()
+    nearest = torch.cdist(rows, others).argmin(1)
+    return int(((rows - others[nearest]).abs().amax(1) < _ROUNDING).sum())

@@ -95,10 +95,9 @@ def _check_facts(audit: Audit, attack: Attack) -> None:
     """Raise KnowledgeError where `attack` refuses what is known before any message, see `Attack.check_facts`."""
     try:
         knowledge = audit.granted_knowledge.restrict_to(attack.facts_to_grant())
-        attack.check_facts(knowledge)
         reported = audit.example_counts if audit.has_messages else {}
-        if (least := audit.case.least_num_examples(audit.spec.adversary, reported)) is not None:
-            attack.check_num_examples(knowledge, least, private_facts(audit.spec.adversary))
+        least = audit.case.least_num_examples(audit.spec.adversary, reported)
+        attack.check_facts(knowledge, least, private_facts(audit.spec.adversary))
     except (AttackError, KnowledgeError) as error:
         raise KnowledgeError(f"{attack.title} does not apply: {error}") from error
     except Exception as error:  # whatever a stranger's network raises; the attack itself says it of each victim

@@ -9,19 +9,24 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from fedsim.audit.cache import FindingCache
-from fedsim.audit.evaluation.scoring_code import hash_scoring_code
+from fedsim.audit.evaluation.perceptual_distance import find_backbone
 from fedsim.base.content_hashes import cached_file_hash, hash_json
+from fedsim.base.errors import PluginError
 from fedsim.base.files import write_text
 from fedsim.federation.config import AttackFile
+from fedsim.federation.data_folder import find_weights_folder
 from fedsim.federation.run_folder import read_rows
 from fedsim.federation.settings import versions
-from fedsim.plugins.code_hashes import UNREADABLE, hash_own_checkout
+from fedsim.interfaces.metric import hash_metric_code
+from fedsim.plugins import registry
+from fedsim.plugins.code_hashes import UNREADABLE, hash_own_checkout, hash_plugin_code
 from fedsim.plugins.inline import is_object
 
 Row = dict[str, Any]
@@ -129,3 +134,24 @@ def _to_numbers(row: Mapping[str, str]) -> Row:
     if "image" in row:
         numbers["image"] = int(row["image"])
     return {**row, **numbers}
+
+
+def hash_scoring_code() -> dict[str, Any]:
+    """Return hashes of installed metrics, modalities and findings that are not fedsim's own, and of LPIPS' weights."""
+    backbone = find_backbone(find_weights_folder())
+    return {
+        "weights": cached_file_hash(backbone[1]) if backbone else None,
+        "metrics": hash_metric_code(),
+        "modalities": _hash_foreign_code("modalities"),
+        "findings": _hash_foreign_code("findings"),
+    }
+
+
+def _hash_foreign_code(group: registry.Group) -> dict[str, str | None]:
+    """Return the code hash of each installed plug-in of a group that is not fedsim's own, by name."""
+    hashes = {}
+    for name in registry.registered_names(group):
+        with suppress(PluginError):  # a broken one makes no scores
+            if not registry.is_builtin(group, name):
+                hashes[name] = hash_plugin_code(registry.load(group, name))
+    return hashes

@@ -30,11 +30,10 @@ from fedsim.base.errors import ConfigError, FedsimError, PluginError, RunError, 
 from fedsim.base.randomness import derive_seed, seed_globals, use_one_thread
 from fedsim.federation.app_file import AppFile, RunConfig
 from fedsim.federation.app_ledger import make_app_ledger
-from fedsim.federation.app_replies import packed_values, refuse_deltas
+from fedsim.federation.app_replies import order_legacy_clients, packed_values, refuse_deltas
 from fedsim.federation.build_plugins import build_defenses
 from fedsim.federation.engines.serial import InProcessGrid
 from fedsim.federation.flower_app import FlowerApp
-from fedsim.federation.legacy_order import order_legacy_clients
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import TESTED_COLUMNS
 from fedsim.federation.simulation import load_app_part, quiet_flower

@@ -76,7 +76,7 @@ def check_strategy(strategy: Any, settings: Mapping[str, Any], clients: int) -> 
             raise ConfigError(f"strategy.{key}: expected at most federation.clients = {clients}, got {value}")
         if expected := _describe_expected(key, value):
             raise ConfigError(f"strategy.{key}: expected {expected}, got {value!r}")
-    _check_robust(type(strategy).__name__, settings, sample_size(settings, clients))
+    _check_robust(strategy, settings, sample_size(settings, clients))
 
 
 def _describe_expected(key: str, value: Any) -> str:
@@ -120,26 +120,29 @@ def check_client_rates(strategy: Any, settings: Mapping[str, Any], learning_rate
 
 
 def describe_lost_protection(strategy: Any, count: int) -> str:
-    """Say what one of Flower's robust strategies does not withstand with `count` updates; '' where nothing."""
-    name, beta = type(strategy).__name__, getattr(strategy, "beta", 0.0)
-    if not type(strategy).__module__.startswith("flwr."):
-        return ""
-    if name == "FedTrimmedAvg" and beta and not int(beta * count):  # Flower rounds their number down
+    """Say what one of Flower's robust strategies, or of theirs made further, does not withstand with `count` updates.
+
+    It is '' where nothing is lost.
+    """
+    from flwr.serverapp.strategy import Bulyan, FedTrimmedAvg, MultiKrum
+
+    if isinstance(strategy, FedTrimmedAvg) and strategy.beta and not int(strategy.beta * count):  # Flower rounds down
         remedy = f"raise it to {math.ceil(100 / count) / 100}" if count > 2 else "let more clients train"
         return (
-            f"strategy.beta: {beta:g} of the {count} clients of a round is less than one client, so that nobody is "
-            f"trimmed; {remedy}"
+            f"strategy.beta: {strategy.beta:g} of the {count} clients of a round is less than one client, so that "
+            f"nobody is trimmed; {remedy}"
         )
-    malicious, most = getattr(strategy, "num_malicious_nodes", 0), _most_malicious(name, count)
-    if malicious > most:
+    most = _most_malicious(strategy, count)
+    if isinstance(strategy, MultiKrum | Bulyan) and strategy.num_malicious_nodes > most:
         return (
-            f"strategy.num_malicious_nodes: {name} withstands at most {most} malicious clients among {count}, not "
-            f"{malicious}; let more clients train (strategy.fraction_train), or lower it"
+            f"strategy.num_malicious_nodes: {type(strategy).__name__} withstands at most {most} malicious clients "
+            f"among {count}, not {strategy.num_malicious_nodes}; let more clients train (strategy.fraction_train), or "
+            "lower it"
         )
-    if (selected := getattr(strategy, "num_nodes_to_select", 0)) >= count:
+    if isinstance(strategy, MultiKrum) and strategy.num_nodes_to_select >= count:
         return (
-            f"strategy.num_nodes_to_select: {selected} are selected among {count} clients, so that nobody is left out; "
-            "let more clients train (strategy.fraction_train), or lower it"
+            f"strategy.num_nodes_to_select: {strategy.num_nodes_to_select} are selected among {count} clients, so that "
+            "nobody is left out; let more clients train (strategy.fraction_train), or lower it"
         )
     return ""
 
@@ -149,17 +152,14 @@ def sample_size(settings: Mapping[str, Any], clients: int) -> int:
     return max(int(clients * settings.get("fraction_train", 1.0)), int(settings.get("min_train_nodes", 1)))
 
 
-def _check_robust(name: str, settings: Mapping[str, Any], sampled: int) -> None:
+def _check_robust(strategy: Any, settings: Mapping[str, Any], sampled: int) -> None:
     """Check the settings of robust strategies for the clients that are sampled; fewer may return."""
-    malicious, selected = (
-        settings.get("num_malicious_nodes", 0),
-        settings.get("num_nodes_to_select"),
-    )
+    malicious, selected = settings.get("num_malicious_nodes", 0), settings.get("num_nodes_to_select")
     if selected is not None and not 1 <= selected <= sampled:
         raise ConfigError(
             f"strategy.num_nodes_to_select: expected 1 to {sampled}, the clients of a round, got {selected}"
         )
-    most_malicious = _most_malicious(name, sampled)
+    most_malicious = _most_malicious(strategy, sampled)
     if not 0 <= malicious <= most_malicious:
         raise ConfigError(
             f"strategy.num_malicious_nodes: expected 0 to {most_malicious} of the {sampled} "
@@ -167,6 +167,8 @@ def _check_robust(name: str, settings: Mapping[str, Any], sampled: int) -> None:
         )
 
 
-def _most_malicious(name: str, count: int) -> int:
+def _most_malicious(strategy: Any, count: int) -> int:
     """Return the papers' f: Krum needs more than 2 f + 2 updates [Blanchard2017], Bulyan 4 f + 3."""
-    return max(0, (count - 3) // (4 if name == "Bulyan" else 2))
+    from flwr.serverapp.strategy import Bulyan
+
+    return max(0, (count - 3) // (4 if isinstance(strategy, Bulyan) else 2))

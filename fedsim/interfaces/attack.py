@@ -329,32 +329,19 @@ class Attack(CheckedSettings, ABC):
                 f"grant it under [adversary.knowledge]{describe_grants(missing)} or choose another attack"
             )
 
-    def check_facts(self, knowledge: Knowledge) -> None:
+    def check_facts(self, knowledge: Knowledge, num_examples: int | None = None, granted: Collection[str] = ()) -> None:
         """Refuse what is known before any message to be nothing that it can be made on; nothing by default.
 
         It is called before a federation runs, and `run` does not rely on it.
 
         Args:
             knowledge: what it is granted, without what is private to a victim.
-
-        Raises:
-            AttackError: such as of a network of a form that it does not read, or of too few auxiliary records.
-        """
-        del knowledge
-
-    def check_num_examples(self, knowledge: Knowledge, num_examples: int, granted: Collection[str]) -> None:
-        """Refuse a number of examples N of which it can make nothing, whatever the message; none by default.
-
-        It is called before a federation runs, with the least N of the clients that may be attacked, and `run` does not
-        rely on it.
-
-        Args:
-            knowledge: as of `check_facts`.
-            num_examples: N.
+            num_examples: the least N of the clients that may be attacked; None where it is not known yet.
             granted: names of the facts private to a victim that it will be granted besides, such as `labels`.
 
         Raises:
-            AttackError: such as of more examples than the network's first layer can distinguish.
+            AttackError: such as of a network of a form that it does not read, of too few auxiliary records, or of more
+                examples than the network's first layer can distinguish.
         """
         del knowledge, num_examples, granted
 

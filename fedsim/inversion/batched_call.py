@@ -13,9 +13,9 @@ from torch.func import vmap
 
 from fedsim.base.errors import first_line
 from fedsim.interfaces.attack import warn
+from fedsim.inversion.compiled_objective import objective_key
 from fedsim.inversion.descent import Curves, Step
 from fedsim.inversion.inversion_task import InversionTask
-from fedsim.inversion.objective_key import objective_key
 from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.problem_tensors import problem_tensors, replace_tensors
 from fedsim.inversion.restart import IterationInputs, Restart, objective_terms, report_curves

@@ -7,7 +7,7 @@ call.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,9 +18,10 @@ from fedsim.base.errors import AttackError, FedsimError, first_line, is_device_f
 from fedsim.interfaces.attack import warn
 from fedsim.inversion.descent import Step
 from fedsim.inversion.inversion_task import InversionTask
-from fedsim.inversion.objective_key import objective_key
 from fedsim.inversion.problem import InversionProblem
-from fedsim.inversion.problem_tensors import problem_tensors, replace_tensors
+from fedsim.inversion.problem_tensors import problem_facts, problem_tensors, replace_tensors, tree_shapes
+from fedsim.inversion.public_fits import hash_records
+from fedsim.inversion.recipe import Recipe
 from fedsim.inversion.restart import GradientNames, IterationInputs, Restart, objective_and_gradients
 
 _TOLERANCE = 1e-3
@@ -209,3 +210,21 @@ def _agree(graph_outputs: list[Tensor], outputs: list[Tensor]) -> bool:
 def _numbers_agree(graph_number: float, number: float) -> bool:
     both_nan = math.isnan(graph_number) and math.isnan(number)
     return both_nan or abs(graph_number - number) <= _TOLERANCE * max(1.0, abs(number))
+
+
+def objective_key(
+    recipe: Recipe, problem: InversionProblem, values: Mapping[str, Tensor], target: Sequence[Tensor]
+) -> tuple[Any, ...]:
+    """Return what has to be equal where one computation of `objective_terms` serves several victims.
+
+    Keys are compared by `==`. They have no hash, because parts of a recipe may have none. Models count as equal if they
+    are described alike, which says nothing of what they compute, so whoever shares a computation compares its results
+    with those of the victim alone.
+    """
+    return (
+        (recipe.update_model, recipe.distance, tuple(recipe.priors), recipe.parametrisation),
+        (recipe.label_step_size is None, recipe.smoothing, recipe.smoothing_radius),
+        (repr(problem.model), problem.loss, type(problem.scaling), problem_facts(problem)),
+        problem.auxiliary and hash_records(problem.auxiliary),  # to which priors are fitted
+        tree_shapes((problem_tensors(problem), list(target), dict(values))),
+    )

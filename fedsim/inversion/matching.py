@@ -8,7 +8,7 @@ The files of the attacks have little else in them.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
@@ -112,7 +112,7 @@ class GradientInversion(Attack):
         """Return the facts without which it cannot work: those of `needs`, and public records for a prior."""
         return self.needs | (frozenset() if self.prior == "none" else {"auxiliary"})
 
-    def check_facts(self, knowledge: Knowledge) -> None:
+    def check_facts(self, knowledge: Knowledge, num_examples: int | None = None, granted: Collection[str] = ()) -> None:
         """Refuse what its prior cannot be fitted to, and an optimizer of clients that it cannot simulate."""
         if self.simulates_training:
             check_simulable(knowledge.optimizer, "optimizer")

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from fedsim.audit.evaluation.scoring_code import hash_scoring_code
 from fedsim.audit.plan import work_stages
+from fedsim.audit.score_reuse import hash_scoring_code
 from fedsim.audit.threat_model import parse_device
 from fedsim.base.content_hashes import hash_files, hash_json
 from fedsim.base.errors import ConfigError, DataError, PluginError, error_reason

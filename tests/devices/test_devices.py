@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 from clients.defenses.dp_sgd import DpSgd
 from fedsim.audit.evaluation.guess_similarities import measure_guess_similarities
 from fedsim.audit.evaluation.measurement_cache import MeasurementCache
-from fedsim.audit.evaluation.perceptual_networks import PerceptualNetwork
+from fedsim.audit.evaluation.perceptual_distance import PerceptualNetwork
 from fedsim.audit.evaluation.scoring import score_examples
 from fedsim.audit.evaluation.similarity import AttackedUpdate
 from fedsim.audit.evaluation.truth import Truth

@@ -12,7 +12,6 @@ import pytest
 from fedsim.api import pipeline
 from fedsim.audit import score_reuse, scores
 from fedsim.audit.audit import open_audit
-from fedsim.audit.evaluation import scoring_code
 from fedsim.audit.evaluation.similarity import AttackedUpdate
 from fedsim.federation.config import AttackFile
 from fedsim.federation.open_run import OpenRun
@@ -122,17 +121,15 @@ def edit_versions(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def edit_metrics(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring_code, "hash_metric_code", lambda: {"mine": "123"})
+    monkeypatch.setattr(score_reuse, "hash_metric_code", lambda: {"mine": "123"})
 
 
 def edit_modality(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        scoring_code, "_hash_foreign_code", lambda group: {"mine": "1"} if group == "modalities" else {}
-    )
+    monkeypatch.setattr(score_reuse, "_hash_foreign_code", lambda group: {"mine": "1"} if group == "modalities" else {})
 
 
 def edit_finding_kind(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring_code, "_hash_foreign_code", lambda group: {"mine": "1"} if group == "findings" else {})
+    monkeypatch.setattr(score_reuse, "_hash_foreign_code", lambda group: {"mine": "1"} if group == "findings" else {})
 
 
 EDITS = [edit_scores, edit_inputs, edit_fedsim, edit_metrics]

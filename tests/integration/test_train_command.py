@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import fedsim.federation.central_training
+import fedsim.federation.training_states
 from fedsim.base.errors import ConfigError, RunError
 from fedsim.federation import lock
 from fedsim.federation.config import Config
@@ -61,13 +61,13 @@ def test_states_of_both_kinds_are_kept_with_how_good_they_are(states_cache: Path
 
 
 def test_a_folder_is_held_while_epochs_are_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    held, real = list[bool](), fedsim.federation.central_training.train_centrally
+    held, real = list[bool](), fedsim.federation.training_states.train_centrally
 
     def watched(*arguments: Any) -> None:
         held.append((tmp_path / "out").resolve() in lock._locks)
         real(*arguments)
 
-    monkeypatch.setattr(fedsim.federation.central_training, "train_centrally", watched)
+    monkeypatch.setattr(fedsim.federation.training_states, "train_centrally", watched)
     make_states(config(epochs=[1]), "tiny", tmp_path / "out")
     assert held == [True]
 
@@ -95,7 +95,7 @@ def test_an_interrupted_central_training_ends_with_the_same_bytes(
 ) -> None:
     spec = config(epochs=[1, 2, 4], decay_at=[2])
     whole = make_states(spec, "tiny", tmp_path / "whole")
-    real = fedsim.federation.central_training._CentralTraining.epoch
+    real = fedsim.federation.training_states._CentralTraining.epoch
 
     def killed(self: Any, number: int) -> float:
         if number == 3:
@@ -103,7 +103,7 @@ def test_an_interrupted_central_training_ends_with_the_same_bytes(
         return real(self, number)
 
     with monkeypatch.context() as patch:
-        patch.setattr(fedsim.federation.central_training._CentralTraining, "epoch", killed)
+        patch.setattr(fedsim.federation.training_states._CentralTraining, "epoch", killed)
         with pytest.raises(KeyboardInterrupt):
             make_states(spec, "tiny", tmp_path / "parts")
     assert list(TrainingStates(tmp_path / "parts" / "states").manifest()["states"]) == ["epoch-1", "epoch-2"]

@@ -25,7 +25,7 @@ from fedsim.federation.open_run import OpenRun
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.plugins import registry
 from fedsim.report.page import write_report
-from fedsim.report.partition_table import sharing_table
+from fedsim.report.panels.run import sharing_table
 from fedsim.training.message_function import ClientMessage
 from fedsim.training.model_state import copy_state
 from fedsim.training.models.mlp import Mlp

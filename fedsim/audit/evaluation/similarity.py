@@ -16,10 +16,9 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from fedsim.audit.evaluation.batched_gradients import flatten_gradient, measure_gradients
 from fedsim.audit.evaluation.line_search import LineFunction, LinePoint, minimise_coarsely, minimise_on_line
 from fedsim.audit.evaluation.local_optimum import match_state
-from fedsim.audit.evaluation.model_shortcuts import ModelShortcuts, find_shortcuts
+from fedsim.audit.evaluation.model_shortcuts import ModelShortcuts, find_shortcuts, flatten_gradient, measure_gradients
 from fedsim.base.errors import DataError, first_line
 from fedsim.base.loss_term import select_examples
 from fedsim.base.randomness import use_one_thread

@@ -100,7 +100,7 @@ def test_what_cannot_be_simulated_is_refused(changed: dict[str, Any], sentence: 
 
 def test_what_cannot_be_simulated_is_refused_before_any_federation_runs() -> None:
     with pytest.raises(AttackError, match=r"^the clients: steps take 2 of N = 3 examples each, .*; choose 'dlfa'"):
-        JointInversion().check_num_examples(replace(KNOWN, batch_size=2), 3, ())
+        JointInversion().check_facts(replace(KNOWN, batch_size=2), 3, ())
     for attack in (JointInversion(), DataLeakage()):
         with pytest.raises(AttackError, match=r"simulates local training by SGD, and clients train by adam"):
             attack.check_facts(replace(KNOWN, optimizer="adam"))

@@ -12,8 +12,7 @@ import torch
 from adversaries.inversion import learned_inversion
 from adversaries.inversion.example_estimator import ClientMessages, match_errors
 from adversaries.inversion.learned_inversion import LearnedInversion
-from adversaries.inversion.message_inverter import ExampleComponents, MessageInverter
-from adversaries.inversion.message_projection import MessageProjection, choose_numbers
+from adversaries.inversion.message_inverter import ExampleComponents, MessageInverter, MessageProjection, choose_numbers
 from clients.defenses.mixup import Mixup
 from clients.defenses.quantise import Quantise
 from clients.defenses.update_noise import UpdateNoise
@@ -256,4 +255,4 @@ def test_a_regression_has_one_class() -> None:
 def test_too_few_auxiliary_records_are_refused_before_the_run() -> None:
     records = Records(inputs=torch.rand(60, 1, 4, 4), labels=torch.zeros(60, dtype=torch.long))
     with pytest.raises(AttackError, match=r"^the clients: .* N = 8 .* 80 auxiliary records are needed and 60 are"):
-        LEARNED.check_num_examples(Knowledge(auxiliary=records), 8, ())
+        LEARNED.check_facts(Knowledge(auxiliary=records), 8, ())

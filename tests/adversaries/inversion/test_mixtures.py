@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from adversaries.inversion.inverting_gradients import InvertingGradients
-from adversaries.inversion.unmixing import Unmixing
+from adversaries.inversion.unmixing import Unmixing, unmix_records
 from clients.defenses.gradient_prune import GradientPrune
 from clients.defenses.instahide import InstaHide
 from clients.defenses.mixup import Mixup
@@ -24,7 +24,6 @@ from fedsim.data.digits import Digits
 from fedsim.interfaces.attack import Attack, Knowledge, Target
 from fedsim.interfaces.defense import Defense, Participation
 from fedsim.interfaces.findings import Reconstruction
-from fedsim.inversion.linear_mixtures import unmix_records
 from fedsim.inversion.problem_builder import build_problem
 from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
@@ -213,9 +212,9 @@ def test_records_of_one_class_are_not_told_apart(record_rounds: Callable[..., Tr
 
 
 def test_more_records_than_classes_are_refused_before_the_run() -> None:
-    Unmixing().check_num_examples(KNOWN, 10, ())
+    Unmixing().check_facts(KNOWN, 10, ())
     with pytest.raises(AttackError, match=r"^the clients: labels of 10 classes for N = 11 records"):
-        Unmixing().check_num_examples(KNOWN, 11, ())
+        Unmixing().check_facts(KNOWN, 11, ())
 
 
 def test_n_has_to_be_the_same_in_all_rounds(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from adversaries.inversion.inverting_gradients import InvertingGradients
 from adversaries.inversion.maximum_a_posteriori import MaximumAPosteriori
 from adversaries.inversion.see_through_gradients import SeeThroughGradients
 from adversaries.inversion.surrogate_model import SurrogateModelExtension
+from adversaries.inversion.tableak import RelaxedScaling
 from adversaries.inversion.unmixing import Unmixing
 from adversaries.text.tag import Tag
 from clients.defenses.update_noise import UpdateNoise
@@ -28,7 +29,6 @@ from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.problem_builder import build_problem
 from fedsim.inversion.public_priors import add_public_prior
 from fedsim.inversion.recipe import Recipe
-from fedsim.inversion.relaxed_rows import RelaxedScaling
 from tests.support.digit_clients import DIGITS, data, floor, knowledge, make_update, public, quality
 from tests.support.recordings import record_updates, run_attack
 

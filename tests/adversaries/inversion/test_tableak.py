@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from adversaries.inversion.tableak import TabLeak
+from adversaries.inversion.tableak import RelaxedScaling, TabLeak
 from fedsim.base.errors import AttackError, ConfigError, KnowledgeError
 from fedsim.base.randomness import generator, seed_globals
 from fedsim.base.table_metrics import find_correct_columns
@@ -21,7 +21,6 @@ from fedsim.base.task import Task
 from fedsim.interfaces.attack import Attack, Knowledge, Target
 from fedsim.interfaces.findings import Reconstruction
 from fedsim.inversion.input_scaling import InputScaling
-from fedsim.inversion.relaxed_rows import RelaxedScaling
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.transcript import Transcript
 from fedsim.training.loop import local_update

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from fedsim.audit.granted_copies import check_no_copies
+from fedsim.audit.attack_runner import check_no_copies
 from fedsim.base.errors import AttackError
 from fedsim.interfaces.findings import Finding, Membership, Reconstruction, Texts
 from fedsim.interfaces.knowledge import Knowledge, Records

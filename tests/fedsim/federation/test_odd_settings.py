@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from flwr.serverapp.strategy import Bulyan, FedTrimmedAvg
 from torch import nn
 
 from fedsim.base.errors import ConfigError, FedsimError, PluginError, RunError
@@ -20,6 +21,7 @@ from fedsim.data import Dataset, Examples
 from fedsim.federation.config import Config
 from fedsim.federation.experiment import Experiment
 from fedsim.federation.resolve import resolve
+from fedsim.federation.strategy_checks import describe_lost_protection
 from fedsim.federation.table_validation import validate_tables
 from fedsim.interfaces.defense import Defense
 from fedsim.interfaces.local_context import LocalContext
@@ -230,6 +232,19 @@ def test_krum_that_selects_all_clients_is_told_of_before_the_run(caplog: pytest.
         strategy = {"name": "multikrum", "num_nodes_to_select": selected}
         Experiment(resolve(make_tiny_config(strategy=strategy, federation={"clients": 4}))).check()
         assert ("4 are selected among 4 clients, so that nobody is left out" in caplog.text) == is_told
+
+
+def test_a_class_made_from_a_robust_strategy_is_told_of_what_it_does_not_withstand() -> None:
+    class Trimmed(FedTrimmedAvg):
+        pass
+
+    class Selective(Bulyan):
+        pass
+
+    assert "nobody is trimmed" in describe_lost_protection(Trimmed(beta=0.2), 4)
+    sentence = describe_lost_protection(Selective(num_malicious_nodes=1), 6)
+    assert "Selective withstands at most 0 malicious clients among 6, not 1" in sentence
+    assert not describe_lost_protection(Selective(num_malicious_nodes=1), 7)
 
 
 @pytest.mark.parametrize(

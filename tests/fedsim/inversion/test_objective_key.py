@@ -15,8 +15,8 @@ from fedsim.base.errors import AttackError
 from fedsim.base.randomness import generator
 from fedsim.interfaces.attack import Knowledge
 from fedsim.inversion import compiled_objective
+from fedsim.inversion.compiled_objective import objective_key
 from fedsim.inversion.distances import Cosine, PartialCosine, SquaredL2
-from fedsim.inversion.objective_key import objective_key
 from fedsim.inversion.parametrisations import PublicComponents
 from fedsim.inversion.priors import MeanSquare, TotalVariation
 from fedsim.inversion.problem import InversionProblem

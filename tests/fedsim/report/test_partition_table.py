@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 
 from fedsim.federation.config import Config
 from fedsim.federation.experiment import Experiment
-from fedsim.report import partition_table
+from fedsim.report.panels.run import MAX_CLIENTS, sharing_table
 
 
 def shared(attacked=(), **tables):
@@ -20,7 +20,7 @@ def shared(attacked=(), **tables):
         "model": {"name": "mlp", "hidden": (4,)},
         "federation": {"clients": 3, "rounds": 1, "seed": 5},
     } | tables
-    return partition_table.sharing_table(Experiment(Config.model_validate(config)), attacked)
+    return sharing_table(Experiment(Config.model_validate(config)), attacked)
 
 
 def rows(found):
@@ -65,7 +65,7 @@ def test_natural_groups_are_named_beside_their_clients():
 def test_of_many_clients_the_attacked_ones_are_shown_first_of_all():
     found = shared([33], federation={"clients": 35, "rounds": 1, "seed": 5})
     names = [row[0] for row in rows(found)]
-    assert len(names) == partition_table.MAX_CLIENTS
+    assert len(names) == MAX_CLIENTS
     assert names[-1] == "33, attacked"
     assert found.omitted_clients == 5
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedsim.audit.evaluation import scoring_code
+from fedsim.audit import score_reuse
 from fedsim.base.errors import ConfigError, DataError, FedsimError, PluginError
 from fedsim.data import Dataset
 from fedsim.data.digits import Digits
@@ -205,7 +205,7 @@ def test_scores_by_other_code_of_a_metric_are_of_another_cell(monkeypatch: pytes
     plain = the_cell()
     keys = set()
     for code in ("ab", "cd"):
-        monkeypatch.setattr(scoring_code, "hash_metric_code", lambda code=code: {"their_error": code})
+        monkeypatch.setattr(score_reuse, "hash_metric_code", lambda code=code: {"their_error": code})
         cell = the_cell()
         assert cell.federation == plain.federation
         keys.add(cell.key)

@@ -13,8 +13,12 @@ from torch import Tensor
 
 from fedsim.audit.audit import Audit
 from fedsim.audit.evaluation import perceptual_distance
-from fedsim.audit.evaluation.perceptual_distance import check_backbone, find_backbone, lpips_distances
-from fedsim.audit.evaluation.perceptual_networks import PerceptualNetwork
+from fedsim.audit.evaluation.perceptual_distance import (
+    PerceptualNetwork,
+    check_backbone,
+    find_backbone,
+    lpips_distances,
+)
 from fedsim.audit.evaluation.scoring import score_examples
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.errors import DataError
