@@ -29,7 +29,7 @@ from fedsim.api.reproduce.papers import (
     read_papers,
     read_results,
 )
-from fedsim.api.reproduce.recipes import find_recipe, how_to_reproduce
+from fedsim.api.reproduce.recipes import describe_reproduction, find_recipe
 from fedsim.base.errors import ConfigError, join_first
 from fedsim.base.papers import cite, read_bibliography
 
@@ -240,7 +240,7 @@ def _result_table(name: str, paper: PublishedPaper) -> list[str]:
         others = [one for one in kept if one not in quick]
         latest = str(max(one.date for one in kept)) if kept else "not measured"
         counts = count_verdicts(name, others), count_verdicts(name, quick)
-        rows.append([f"`{name}/{table}`", published.title, latest, *counts, how_to_reproduce(name, table)])
+        rows.append([f"`{name}/{table}`", published.title, latest, *counts, describe_reproduction(name, table)])
     return _table(["", "", "last result", "kept", "quick run", "reproduced by"], rows)
 
 

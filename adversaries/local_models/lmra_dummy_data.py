@@ -144,7 +144,7 @@ class DummyDataReconstruction(Attack):
             models.append(model)
             training_losses.append(torch.tensor(losses))
 
-        claim = torch.lerp(client.last_returned(), torch.stack(models).mean(0), self.mix)
+        claim = torch.lerp(client.isolate_returned_model(), torch.stack(models).mean(0), self.mix)
         trace = {
             "objective": torch.stack(objectives).mean(0),
             "training_loss": torch.stack(training_losses).mean(0),
@@ -330,7 +330,7 @@ class _Client:
         """Return what `distance` takes: coordinates if possible, otherwise inputs."""
         return coordinates if self.first_layer is not None else self.inputs(coordinates)
 
-    def last_returned(self) -> Tensor:
+    def isolate_returned_model(self) -> Tensor:
         """Return the last returned model, without other clients' effect on the first layer.
 
         Returns:

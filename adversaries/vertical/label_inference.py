@@ -84,7 +84,7 @@ class GradientNormLabels(GradientLabelInference):
 
     def _score_rows(self, gradients: Tensor, num_classes: int) -> Tensor:
         """Return by how much each length is above the middle between two means."""
-        return _both_labels(_above_middle(gradients.norm(dim=1)), self.rarer_label)
+        return _both_labels(_excess_over_middle(gradients.norm(dim=1)), self.rarer_label)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +169,7 @@ def _both_labels(scores: Tensor, label: int) -> Tensor:
     return torch.stack([-scores, scores] if label == 1 else [scores, -scores], 1)
 
 
-def _above_middle(values: Tensor) -> Tensor:
+def _excess_over_middle(values: Tensor) -> Tensor:
     """Return by how much values exceed the middle between the means of two groups of them."""
     middle = (values.min() + values.max()) / 2
     for _ in range(_THRESHOLD_STEPS):

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from clients.defenses.views import bounds_of_unsent, shrink_unsent, smallest_sent
+from clients.defenses.views import bounds_of_unsent, shrink_unsent, smallest_magnitude
 from fedsim.base.constraints import ShareBelowOne
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Paper
@@ -58,7 +58,7 @@ class GradientPrune(Defense):
         """
         if not self.pruned:
             return gradient
-        return shrink_unsent(gradient, sent, {name: smallest_sent(sent[name]) for name in gradient})
+        return shrink_unsent(gradient, sent, {name: smallest_magnitude(sent[name]) for name in gradient})
 
     def message_noise(self, sent: State, facts: TrainingFacts) -> MessageNoise | None:
         """Return the bound of numbers sent as zero; None where the number of steps is withheld.
@@ -72,7 +72,7 @@ class GradientPrune(Defense):
             return None
         limits, deviations = {}, {}
         for name, tensor in sent.items():
-            smallest = smallest_sent(tensor)
+            smallest = smallest_magnitude(tensor)
             limits[name] = facts.steps * smallest
             pruned = torch.where(smallest.isfinite(), smallest, 0.0) * math.sqrt((facts.steps - 1) / 3)
             deviations[name] = torch.where(tensor != 0, pruned, 0.0)

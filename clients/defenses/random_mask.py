@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from clients.defenses.error_feedback import add_unsent, keep_unsent
-from clients.defenses.views import masked_by_chance
+from clients.defenses.views import find_random_mask
 from fedsim.base.constraints import ShareBelowOne
 from fedsim.base.errors import ConfigError
 from fedsim.base.papers import cite
@@ -87,13 +87,13 @@ class RandomMask(Defense):
         """Return the gradient masked and rescaled as the update was.
 
         With `error_feedback`, an update contains an unknown remainder of earlier rounds, which the
-        view ignores as noise. See `masked_by_chance` for how zeros are attributed to the mask.
+        view ignores as noise. See `find_random_mask` for how zeros are attributed to the mask.
         """
         if not self.masked:
             return gradient
         factor = 1 / (1 - self.masked) if self.rescale else 1.0
         return {
-            name: tensor * (factor * ~masked_by_chance(sent[name], self.masked)) for name, tensor in gradient.items()
+            name: tensor * (factor * ~find_random_mask(sent[name], self.masked)) for name, tensor in gradient.items()
         }
 
     def message_noise(self, sent: State, facts: TrainingFacts) -> MessageNoise | None:
@@ -104,5 +104,5 @@ class RandomMask(Defense):
         deviations = {}
         for name, tensor in sent.items():
             if self.masked:
-                deviations[name] = omission_deviations(masked_by_chance(tensor, self.masked))
+                deviations[name] = omission_deviations(find_random_mask(tensor, self.masked))
         return MessageNoise(deviations=deviations)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from clients.defenses.error_feedback import add_unsent, keep_unsent
-from clients.defenses.views import bounds_of_unsent, smallest_sent
+from clients.defenses.views import bounds_of_unsent, smallest_magnitude
 from fedsim.base.constraints import NonNegativeInt, PositiveShare
 from fedsim.base.errors import ConfigError
 from fedsim.base.papers import cite
@@ -94,6 +94,6 @@ class TopK(Defense):
         if self.error_feedback:
             return None
         # The numbers are selected from the update as a whole.
-        bound = smallest_sent(torch.cat([tensor.flatten() for tensor in sent.values()]))
+        bound = smallest_magnitude(torch.cat([tensor.flatten() for tensor in sent.values()]))
         bounds = bounds_of_unsent(sent, dict.fromkeys(sent, bound))
         return MessageNoise(bounds=bounds, around_view=False)

@@ -46,17 +46,17 @@ def bounds_of_unsent(sent: State, limits: State) -> dict[str, Tensor]:
     return bounds
 
 
-def smallest_sent(sent: Tensor) -> Tensor:
+def smallest_magnitude(sent: Tensor) -> Tensor:
     """Return the smallest absolute value of the numbers that are not zero, infinite where all are.
 
-    >>> smallest_sent(torch.tensor([0.0, -2.0, 3.0]))
+    >>> smallest_magnitude(torch.tensor([0.0, -2.0, 3.0]))
     tensor(2.)
     """
     sizes = torch.where(sent != 0, sent.abs(), torch.inf)
     return sizes.min() if sizes.numel() else sizes.sum()
 
 
-def masked_by_chance(sent: Tensor, masked: float) -> Tensor:
+def find_random_mask(sent: Tensor, masked: float) -> Tensor:
     """Return which numbers of `sent` are zero because of a random mask, as far as can be inferred.
 
     If a whole row or column of a matrix is zero, and a mask would hardly leave out so many numbers

@@ -20,9 +20,9 @@ from fedsim.report.comparison_page import Pictures, RunColumn, write_comparison_
 from fedsim.report.differences import (
     Difference,
     differences,
+    explain_other_clients,
     incomparable_attacks,
     unshared_attacks,
-    why_not_same_clients,
 )
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ def compare(*runs: str | Path) -> Comparison:
     first, *further_runs = sides
     score_differences = {}
     for compared in further_runs:
-        why_not_paired = why_not_same_clients(first.settings, compared.settings)
+        why_not_paired = explain_other_clients(first.settings, compared.settings)
         score_differences[compared.name] = differences(first.scores, compared.scores, why_not_paired)
     return Comparison(sides=sides, found=score_differences, failures=failures)
 

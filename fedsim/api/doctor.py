@@ -109,11 +109,11 @@ def _gpus() -> Iterator[MachineCheck]:
         yield MachineCheck("machine", "GPU", f"none that PyTorch can use{build}{reason}")
     for number in range(count):
         properties = torch.cuda.get_device_properties(number)
-        text = f"{properties.name}, {properties.total_memory / 1e9:.0f} GB{_unusable(number)}"
+        text = f"{properties.name}, {properties.total_memory / 1e9:.0f} GB{_explain_unusable_gpu(number)}"
         yield MachineCheck("machine", f"cuda:{number}", text)
 
 
-def _unusable(gpu: int) -> str:
+def _explain_unusable_gpu(gpu: int) -> str:
     """Return why nothing can be computed on a GPU, as the end of a sentence; empty where something can."""
     import torch
 

@@ -99,7 +99,7 @@ def resume(folder: OpenRun, *, trust: bool = False, follow: ReportJobProgress | 
 def _run(
     config: Config, folder: OpenRun, *, resume: bool, overwrite: bool, follow: ReportJobProgress | None
 ) -> AuditResult:
-    config = config if resume else config.for_new_run()
+    config = config if resume else config.without_data_hash()
     check_installed(config)
     attacked = config.adversary.when != "never" and bool(config.attack)
     if attacked:

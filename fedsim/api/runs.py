@@ -230,7 +230,7 @@ class Run:
         if round is not None:
             rounds = list(map(to_plain_value, round)) if isinstance(round, Iterable) else [to_plain_value(round)]
         folder = OpenRun(self.path)
-        base = self._base(folder)
+        base = self._base_adversary(folder)
         spec = single_attack_file(
             base,
             folder.recording,
@@ -280,14 +280,14 @@ class Run:
     def _audit(self, folder: OpenRun) -> Audit | None:
         """Return the audit that the run's file describes; None where there is none, and the page says why."""
         try:
-            base = self._base(folder)
+            base = self._base_adversary(folder)
         except ConfigError:
             return None
         available = [table for table in base.attack if not is_lost_object(table.name)]
         spec = base.model_copy(update={"attack": available})
         return make_audit(folder, spec, self._file.beside, trust=self._trust) if available else None
 
-    def _base(self, folder: OpenRun) -> AttackFile:
+    def _base_adversary(self, folder: OpenRun) -> AttackFile:
         """Return the adversary of the attack file, or of the run's own experiment."""
         if self._file.spec is not None:
             return self._file.spec

@@ -35,7 +35,7 @@ _LEAST_RESEMBLANCE = 0.5
 def warn_of_replies(updates: Sequence[Update]) -> None:
     """Warn where replies do not look like the weights that they are read as."""
     first = updates[0]
-    copies = [_equal(first.payload.arrays(), update.payload.arrays()) for update in updates[1:]]
+    copies = [_are_states_equal(first.payload.arrays(), update.payload.arrays()) for update in updates[1:]]
     if copies and all(copies):
         log.warning(
             "round %d: %s %d replies are identical; either no client trains, or these are copies of an aggregate",
@@ -194,7 +194,7 @@ def warn_of_still_layers(network: nn.Module, updates: Sequence[Update], private_
         )
 
 
-def _equal(first: State, second: State) -> bool:
+def _are_states_equal(first: State, second: State) -> bool:
     if first.keys() != second.keys():
         return False
     return all(torch.equal(tensor, second[name]) for name, tensor in first.items())

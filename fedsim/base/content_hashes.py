@@ -28,7 +28,7 @@ _hashes: dict[Stamp, str] = {}
 
 def cached_file_hash(path: Path) -> str:
     """Return the SHA-256 of a file."""
-    stamp = _stamp(path)
+    stamp = _file_stamp(path)
     if (cached := _hashes.get(stamp)) is not None:
         return cached
     # Decide before reading, because a change during the read must not be cached.
@@ -53,7 +53,7 @@ def hash_files(paths: Iterable[Path], home: Path | None = None) -> str:
         named_paths.append((name, path))
     named_paths.sort()
     # Look the hash up by the stamps of the files.
-    stamps = [(str(name), _stamp(path)) for name, path in named_paths]
+    stamps = [(str(name), _file_stamp(path)) for name, path in named_paths]
     cache_file = cache_folder() / "hashes" / hash_json(stamps)
     is_cacheable = all(_is_old_enough(stamp) for _, stamp in stamps)
     if is_cacheable:
@@ -80,7 +80,7 @@ def hash_json(parts: object) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def _stamp(path: Path) -> Stamp:
+def _file_stamp(path: Path) -> Stamp:
     status = path.stat()
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 

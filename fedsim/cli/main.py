@@ -147,7 +147,7 @@ def _run_command() -> tuple[str, int]:
     except SystemExit as error:
         if isinstance(error.__context__, BrokenPipeError):
             return "", _PIPE_CLOSED
-        if _raised_by_typer(error):  # the answer to a shell that completes a command, or the script for it
+        if _is_raised_by_typer(error):  # the answer to a shell that completes a command, or the script for it
             return "", int(error.code or 0)
         return f"third-party code {error_reason(error).removeprefix('it ')}, and the command was not completed", 1
     except OSError as error:  # a folder in the path that may not be entered, a name that is too long
@@ -172,7 +172,7 @@ def _explain_full(error: OSError) -> str:
     return f"the output cannot be written ({error.strerror}); make room, and do the same again"
 
 
-def _raised_by_typer(error: SystemExit) -> bool:
+def _is_raised_by_typer(error: SystemExit) -> bool:
     *_, (frame, _) = walk_tb(error.__traceback__)
     return str(frame.f_globals["__name__"]).startswith("typer.")
 

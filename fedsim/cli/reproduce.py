@@ -59,7 +59,7 @@ def reproduce(
 def _list_tables(tables: Sequence[tuple[str, str]]) -> None:
     """Print every table with what is kept of it, what makes it again, and how long that takes."""
     from fedsim.api.reproduce.papers import count_verdicts, read_results
-    from fedsim.api.reproduce.recipes import how_to_reproduce
+    from fedsim.api.reproduce.recipes import describe_reproduction
 
     names = ("table", "last result", "kept", "quick run", "reproduced by")
     printed = new_table(*(Column(name, no_wrap=name in names[:2]) for name in names), box=SIMPLE_HEAD)
@@ -73,7 +73,7 @@ def _list_tables(tables: Sequence[tuple[str, str]]) -> None:
             latest,
             count_verdicts(paper, full),
             count_verdicts(paper, quick),
-            how_to_reproduce(paper, table),
+            describe_reproduction(paper, table),
         )
     console.print(printed)
     console.print("fedsim reproduce TABLE shows its figures, with --scale quick or full runs it", markup=False)
@@ -82,7 +82,7 @@ def _list_tables(tables: Sequence[tuple[str, str]]) -> None:
 def _show_kept(tables: Sequence[tuple[str, str]]) -> None:
     """Print what is kept of each table, compared with the paper."""
     from fedsim.api.reproduce.papers import commit_sentence, compare_figures, read_papers, read_results
-    from fedsim.api.reproduce.recipes import how_to_reproduce
+    from fedsim.api.reproduce.recipes import describe_reproduction
 
     for paper, table in tables:
         published = read_papers()[paper].table[table]
@@ -91,7 +91,7 @@ def _show_kept(tables: Sequence[tuple[str, str]]) -> None:
         console.print(f"{label}: {published.setting}", markup=False, highlight=False)
         if published.differs:
             console.print(f"differs: {published.differs.strip()}", markup=False, highlight=False)
-        console.print(f"reproduced by: {how_to_reproduce(paper, table)}", markup=False, highlight=False)
+        console.print(f"reproduced by: {describe_reproduction(paper, table)}", markup=False, highlight=False)
         for kept in read_results()[paper].kept:
             if kept.table == table:
                 comparison = compare_figures(paper, table, kept.rows, f"kept: {paper}/{table}")

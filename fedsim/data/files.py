@@ -92,7 +92,7 @@ def describe_error(error: BaseException) -> str:
 
 def has_listed_sum(path: Path, folder: Path) -> bool:
     """Return whether `folder / SUMS_FILE` has the checksum of a file."""
-    return _listed_sum(path, folder) is not None
+    return _read_listed_sum(path, folder) is not None
 
 
 def verify_checksum(path: Path, folder: Path, md5: str | None = None) -> Path:
@@ -101,7 +101,7 @@ def verify_checksum(path: Path, folder: Path, md5: str | None = None) -> Path:
     A file without either passes. One that differs from the official file on purpose, such as a
     subset, passes once SUMS_FILE lists it.
     """
-    listed = _listed_sum(path, folder)
+    listed = _read_listed_sum(path, folder)
     kind, expected = ("sha256", listed) if listed else ("md5", md5)
     if expected is None:
         return path
@@ -119,7 +119,7 @@ def verify_checksum(path: Path, folder: Path, md5: str | None = None) -> Path:
     return path
 
 
-def _listed_sum(path: Path, folder: Path) -> str | None:
+def _read_listed_sum(path: Path, folder: Path) -> str | None:
     sums_file = folder / SUMS_FILE
     if not path.is_relative_to(folder) or not sums_file.is_file():
         return None

@@ -28,7 +28,7 @@ from fedsim.dossier.openness import NO_LEAK_VERDICTS, UNJUDGED, explain_openness
 from fedsim.interfaces.metric import describe_metric
 from fedsim.report import verdicts
 from fedsim.report.attack_traits import attack_classes
-from fedsim.report.headline import says_more
+from fedsim.report.headline import is_reported_beside
 from fedsim.report.reported_run import ReportedRun
 from fedsim.report.summary import enumerate_words
 from fedsim.report.threats import list_granted_facts
@@ -233,7 +233,7 @@ def list_reported(results: Iterable[Result]) -> list[list[Result]]:
             continue
         further = []
         for result in judged:
-            if result is not first and says_more(first.verdict, result.verdict, result.metric):
+            if result is not first and is_reported_beside(first.verdict, result.verdict, result.metric):
                 further.append(result)
         reported.append([first, *further])
     return reported

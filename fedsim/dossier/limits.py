@@ -34,14 +34,14 @@ def describe_extent(coverage: Coverage) -> list[str]:
         return []
     victims, rounds = len(coverage.victims), len(coverage.attacked_rounds)
     extent = (
-        f"{victims} of {number_of(coverage.clients, 'recorded client')} {_was(victims)} attacked, in {rounds} of "
-        f"{number_of(coverage.recorded_rounds, 'recorded round')}"
+        f"{victims} of {number_of(coverage.clients, 'recorded client')} {_conjugate_was(victims)} attacked, in "
+        f"{rounds} of {number_of(coverage.recorded_rounds, 'recorded round')}"
     )
     is_whole = victims == coverage.clients and rounds == coverage.recorded_rounds
     return [f"{extent}." if is_whole else f"{extent}; nothing is known about the others."]
 
 
-def _was(count: int) -> str:
+def _conjugate_was(count: int) -> str:
     return "was" if count == 1 else "were"
 
 
@@ -74,7 +74,7 @@ def describe_changes(
     most = max((result.victims for result in results if not result.is_baseline), default=0)
     if verdict == NOT_CONCLUDED and most < MIN_VICTIMS:
         changes.append(
-            f"At most {number_of(most, 'client')} {_was(most)} attacked by one attack; a verdict needs "
+            f"At most {number_of(most, 'client')} {_conjugate_was(most)} attacked by one attack; a verdict needs "
             f"{MIN_VICTIMS} or more, which adversary.victims sets."
         )
     elif verdict == NOT_CONCLUDED:

@@ -145,7 +145,7 @@ def _judge_leak(dossier: Dossier, threshold: str) -> ThresholdResult:
         return _result(threshold, REACHED, f"shown by {enumerate_words(list(attacks))}")
     if dossier.verdict == NOTHING_KNOWN:
         return _result(threshold, CANNOT_DECIDE, "nothing that can be relied on was scored")
-    if reasons := _reasons_unknown(dossier):
+    if reasons := _explain_unknown(dossier):
         return _result(threshold, CANNOT_DECIDE, "; ".join(reasons))
     return _result(threshold, NOT_REACHED, f"the verdict is '{dossier.verdict}'")
 
@@ -156,7 +156,7 @@ def _judge_undecided(dossier: Dossier, threshold: str) -> ThresholdResult:
     return _result(threshold, REACHED if is_open else NOT_REACHED, f"the verdict is '{dossier.verdict}'")
 
 
-def _reasons_unknown(dossier: Dossier) -> list[str]:
+def _explain_unknown(dossier: Dossier) -> list[str]:
     """Return why attacks that were asked for are not known to find nothing."""
     reasons = []
     if unjudged := list_unjudged(relevant_results(dossier)):
@@ -189,7 +189,7 @@ def _worst_of_metric(metric: str, results: Sequence[Result], dossier: Dossier) -
     sign = 1.0 if higher else -1.0
     value_range = describe_metric(metric).value_range
     scored = [result for result in results if result.worst is not None]
-    reasons = _reasons_unknown(dossier)
+    reasons = _explain_unknown(dossier)
     lacking = [result.attack for result in results if result.worst is None or result.unscored]
     if lacking:
         reasons.append(f"{metric} was not computed for all clients of {enumerate_words(list(dict.fromkeys(lacking)))}")

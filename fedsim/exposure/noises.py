@@ -111,9 +111,9 @@ class NoiseEffects:
         rounding = ROUNDING_FACTOR * torch.finfo(vector.dtype).eps
         return cls(
             noise_norm=flat_noises.norm(dim=1),
-            input_turn=one_minus_cosine(inputs + flat_noises, inputs),
+            input_turn=cosine_distances(inputs + flat_noises, inputs),
             message_change=_drop_rounding(_norms(noisy_vectors - vector), rounding * _norms(vector)),
-            message_turn=_drop_rounding(one_minus_cosine(noisy_vectors, vector), rounding**2 / 2),
+            message_turn=_drop_rounding(cosine_distances(noisy_vectors, vector), rounding**2 / 2),
         )
 
     @classmethod
@@ -125,7 +125,7 @@ class NoiseEffects:
         return cls(*columns)
 
 
-def one_minus_cosine(vectors: Tensor, reference: Tensor) -> Tensor:
+def cosine_distances(vectors: Tensor, reference: Tensor) -> Tensor:
     """Compute 1 - cos between each vector and a reference, accurate for small angles.
 
     One minus a cosine would be rounding only; half the squared chord between unit vectors is not.
@@ -138,7 +138,7 @@ def one_minus_cosine(vectors: Tensor, reference: Tensor) -> Tensor:
         `vector`; NaN for a vector that is zero.
 
     >>> vectors = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
-    >>> one_minus_cosine(vectors, torch.tensor([3.0, 0.0])).round(decimals=3).tolist()
+    >>> cosine_distances(vectors, torch.tensor([3.0, 0.0])).round(decimals=3).tolist()
     [0.0, 1.0]
     """
     unit_reference = reference / _norms(reference).to(reference)

@@ -87,7 +87,7 @@ class Config(AttackFile):
 
     _data: str = PrivateAttr("")
 
-    def for_new_run(self) -> Config:
+    def without_data_hash(self) -> Config:
         """Return the same experiment for a new run, without the hash of an earlier run's data."""
         new = self.model_copy()
         new._data = ""

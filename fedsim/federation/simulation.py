@@ -56,7 +56,7 @@ def _run_federation(config: Config, folder: OpenRun, *, resume: bool, overwrite:
 
     engine = build_engine(config.federation)
     try:
-        config = resolve(config if resume else config.for_new_run())
+        config = resolve(config if resume else config.without_data_hash())
         experiment = folder.build_experiment(config)
         job = FederationJob(
             config=config,

@@ -128,13 +128,13 @@ class AuditedDefense:
     def _release_gradient(self, rows: Tensor, context: LocalContext) -> Tensor:
         parameters = split_vector(torch.zeros(SIZE))
         gradients = {name: rows[:, part].view(len(rows), *SHAPES[name]) for name, part in _slices().items()}
-        _seed_alike()
+        _seed_global_generators()
         sent = apply_on_examples(self.defense, gradients, self.divisor, parameters, context)
         return torch.cat([tensor.flatten() for tensor in sent.values()]).double() * self.divisor
 
     def _release_update(self, update: Tensor, context: LocalContext) -> Tensor:
         state = split_vector(update)
-        _seed_alike()
+        _seed_global_generators()
         sent = apply_on_update(self.defense, state, context)
         values = sent.values("delta", state) if isinstance(sent, Payload) else sent
         return torch.cat([values[name].flatten() for name in SHAPES]).double()
@@ -185,7 +185,7 @@ class AuditedClient:
         )
 
 
-def _seed_alike() -> None:
+def _seed_global_generators() -> None:
     """Seed the global generators; an audit puts them back at its end."""
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002

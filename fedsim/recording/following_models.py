@@ -61,7 +61,7 @@ def _describe_round(transcript: Transcript, number: int) -> str:
             return ""
         before, after, later = (_read_broadcast(transcript, number + distance) for distance in (-1, 1, 2))
         stays = not round_moves.are_gradients and _stays_the_same(transcript, number)
-        opposed = after is not None and round_moves.is_opposed_by(after) and _began_opposite(transcript)
+        opposed = after is not None and round_moves.is_opposed_by(after) and _starts_opposite(transcript)
     except FedsimError:  # whoever needs them says so
         return ""
     reason = round_moves.describe_early_mean(before if after is None else after)
@@ -175,7 +175,7 @@ def _read_moves(transcript: Transcript, number: int) -> _RoundMoves | None:
     )
 
 
-def _began_opposite(transcript: Transcript) -> bool:
+def _starts_opposite(transcript: Transcript) -> bool:
     """Return whether the model after the first round is in the opposite direction of what clients did.
 
     Momentum of a server may carry it there in a later round.

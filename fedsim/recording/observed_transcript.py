@@ -112,7 +112,7 @@ class ObservedTranscript(ComputedTranscript):
     def check_mean(self, number: int) -> None:
         """Check that the next model is the mean of the replies of this round, as who attacks supposes."""
         seen = self.recorded_update(number, self.header(number).replies[0].client)
-        sums = self._sum_moves(number, self._rest_of(number))
+        sums = self._sum_moves(number, self._replies_of_others(number))
         sizes, errors = 0.0, 0.0
         for name, move in _moves(seen).items():
             true_move = sums[name] / seen.num_examples
@@ -173,7 +173,7 @@ class ObservedTranscript(ComputedTranscript):
     def _colluders_in(self, number: int) -> list[Reply]:
         return [reply for reply in self._recording.header(number).replies if reply.client in self._role.colluders]
 
-    def _rest_of(self, number: int) -> list[Reply]:
+    def _replies_of_others(self, number: int) -> list[Reply]:
         return [reply for reply in self._recording.header(number).replies if reply.client not in self._role.colluders]
 
     def _sum_moves(self, number: int, replies: Iterable[Reply]) -> dict[str, Tensor]:
@@ -187,7 +187,7 @@ class ObservedTranscript(ComputedTranscript):
 
     def _make_header(self, number: int) -> Header:
         recorded = self._recording.header(number)
-        colluders, replies = self._colluders_in(number), self._rest_of(number)
+        colluders, replies = self._colluders_in(number), self._replies_of_others(number)
         senders = sorted({client for reply in replies for client in reply.senders})
         # The hash stands for what the sum is computed from.
         sources = [recorded.broadcasts[0], self._following_hash(number), *(reply.sha256 for reply in colluders)]

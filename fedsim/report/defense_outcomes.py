@@ -266,7 +266,7 @@ def _judge(outcome: DefenseOutcome) -> tuple[str, str]:
         if outcome.leaks_with_defense:
             word = NOTHING if difference.is_more or difference.falls_by_at_most(0.0) else NOT_CONCLUDED
             return word, "the attack leaks with the defense, but is not shown to leak without it"
-        return NOT_CONCLUDED, _why_control_says_nothing(control.reading)
+        return NOT_CONCLUDED, _explain_silent_control(control.reading)
     # The adversary that knows the defense.
     if naive is not None and adaptive is not None:
         pair = NaiveAdaptivePair(
@@ -306,7 +306,7 @@ def _judge_difference(outcome: DefenseOutcome, control: AttackReading, differenc
         )
         return NOT_CONCLUDED, f"leakage is lower, but only the naive attack ran; {remedy}"
     if difference.is_less:
-        return WEAKENS, _why_it_does_not_hold(outcome, difference.num_victims)
+        return WEAKENS, _explain_remaining_leak(outcome, difference.num_victims)
     # Of victims whose message the attack could do nothing with, it gets no more than a guess.
     guesses = {unit: control.floors[unit] for unit in outcome.strongest.unscored if unit in control.floors}
     lowest = outcome.subtract_control({**outcome.strongest.values, **guesses}, control)
@@ -346,13 +346,13 @@ def _explain_uncertainty(difference: PairedDifference) -> str:
     return f"{pairs} are too few to show whether leakage is lower than without the defense; {remedy}"
 
 
-def _why_control_says_nothing(control: ScoreReading) -> str:
+def _explain_silent_control(control: ScoreReading) -> str:
     if control.verdict == BEYOND and control.summary.count < MIN_VICTIMS:
         return f"only {number_of(control.summary.count, control.summary.unit)} attacked, too few to conclude from"
     return f"without the defense no leak is shown either ({control.verdict or control.remark})"
 
 
-def _why_it_does_not_hold(outcome: DefenseOutcome, num_victims: int) -> str:
+def _explain_remaining_leak(outcome: DefenseOutcome, num_victims: int) -> str:
     if outcome.leaks_with_defense:
         return "leakage is lower than without it, but there is still a leak"
     if outcome.open_question:

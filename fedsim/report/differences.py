@@ -22,11 +22,11 @@ from fedsim.report.summary import (
     compares_victims,
     difference_by_shared_candidates,
     difference_interval,
+    explain_inconclusive,
     interval_text,
     join_titles,
     mean_by_unit,
     summarise,
-    why_inconclusive,
 )
 from fedsim.report.verdicts import UNDECIDED
 
@@ -96,7 +96,7 @@ def score_beside_floor(mean: float, summary: Summary) -> str:
     return f"{score} (guess {summary.floor:.4g})"
 
 
-def why_not_same_clients(base: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> str:
+def explain_other_clients(base: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> str:
     """Return why clients of one number hold different data in two runs; empty if they hold the same.
 
     Args:
@@ -214,7 +214,7 @@ def _names_by_settings(items: Iterable[Summary]) -> dict[tuple[str, str, frozens
 
 
 def _difference(base: Summary, other: Summary, base_rows: Rows, other_rows: Rows, why_not_paired: str) -> Difference:
-    unlike, unpaired = _why_unlike(base, other), bool(why_not_paired)
+    unlike, unpaired = _explain_unlike_scores(base, other), bool(why_not_paired)
     missing = base.missing or other.missing or unlike
     if unlike:
         result = _ScoreDifferences(base.mean, other.mean, math.nan, math.nan, math.nan, 0, base.unit)
@@ -260,7 +260,7 @@ def _difference(base: Summary, other: Summary, base_rows: Rows, other_rows: Rows
     )
 
 
-def _why_unlike(base: Summary, other: Summary) -> str:
+def _explain_unlike_scores(base: Summary, other: Summary) -> str:
     """Say why two scores by one metric cannot be compared; empty where they can."""
     if base.higher_is_better != other.higher_is_better:
         return "higher values are better in one run and worse in the other; score both with the same metric"
@@ -403,7 +403,7 @@ def _judge(base: Summary, result: _ScoreDifferences, why_not_paired: str, shared
         return "", "no victim was attacked in both runs"
     counts = number_of(result.count, result.unit)
     enough = are_independent(base.metric, result.unit) and result.count >= FEWEST
-    caveat = why_inconclusive(base.metric) if result.unit == "victim" else "too few to tell"
+    caveat = explain_inconclusive(base.metric) if result.unit == "victim" else "too few to tell"
     if why_not_paired:
         reason = f"{counts}, not paired, since {why_not_paired}"
         if not enough:

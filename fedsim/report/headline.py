@@ -44,13 +44,13 @@ def headline(readings: Sequence[ScoreReading]) -> str:
     for doubt, titles in group_by(doubts, doubts.__getitem__).items():
         sentences.append(f"Scores of {_enumerate_attacks(titles)} are {doubt}.")
     is_concluded = any(reading.verdict == LEAKS for reading in attacks)
-    if sentences and not is_concluded and (most := most_victims(readings)) < MIN_VICTIMS:
+    if sentences and not is_concluded and (most := largest_victim_count(readings)) < MIN_VICTIMS:
         victims = "one victim was" if most <= 1 else f"{most} victims were"
         sentences.append(f"Only {victims} attacked, too few to conclude from.")
     return " ".join(sentences)
 
 
-def most_victims(readings: Iterable[ScoreReading]) -> int:
+def largest_victim_count(readings: Iterable[ScoreReading]) -> int:
     """Return the largest number of victims that any score is about."""
     counts = [reading.summary.count if reading.summary.unit == "victim" else 1 for reading in readings]
     return max(counts, default=0)
@@ -78,17 +78,17 @@ def reported_readings(readings: Sequence[ScoreReading]) -> dict[str, list[ScoreR
         judged = _judged_readings(readings, title)
         reported[title] = judged[:1]
         for reading in judged[1:]:
-            if says_more(judged[0].verdict, reading.verdict, reading.summary.metric):
+            if is_reported_beside(judged[0].verdict, reading.verdict, reading.summary.metric):
                 reported[title].append(reading)
     return reported
 
 
-def says_more(first_verdict: str, verdict: str, metric: str) -> bool:
+def is_reported_beside(first_verdict: str, verdict: str, metric: str) -> bool:
     """Return whether a verdict by `metric` is reported beside that by an attack's first metric.
 
     It is where it is worse, or says that examples are matched.
 
-    >>> says_more("no better than guessing", "leaks", "ssim"), says_more("leaks", "undecided", "ssim")
+    >>> is_reported_beside("no better than guessing", "leaks", "ssim"), is_reported_beside("leaks", "undecided", "ssim")
     (True, False)
     """
     worse_verdicts = {LEAKS: (), BEYOND: (LEAKS,)}.get(first_verdict, (LEAKS, BEYOND))

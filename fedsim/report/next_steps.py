@@ -14,7 +14,7 @@ from fedsim.federation.federation_tables import TrainingTable
 from fedsim.interfaces.metric import describe_metric, find_metric
 from fedsim.plugins import registry
 from fedsim.report.adaptive import HOLDS, NOT_CONCLUDED
-from fedsim.report.headline import most_victims, reported_readings
+from fedsim.report.headline import largest_victim_count, reported_readings
 from fedsim.report.learning import NoLearning
 from fedsim.report.summary import Summary, enumerate_words
 from fedsim.report.sweep_answer import SweepAnswer
@@ -206,7 +206,7 @@ def _steps_to_conclusion(run: AuditedRun) -> list[NextStep]:
     reported = itertools.chain.from_iterable(reported_readings(run.readings).values())
     if all(_is_in_doubt(reading.summary) for reading in reported if not reading.baseline):
         return [NextStep(aim="Do what the doubts in scores.csv ask for, then", command=run.attack_command)]
-    most = most_victims(run.readings)
+    most = largest_victim_count(run.readings)
     steps = []
     if run.config is not None and run.sees_one_sum:
         seed = run.config.federation.seed + 1

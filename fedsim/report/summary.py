@@ -340,7 +340,7 @@ def compares_victims(metric: str, unit: str) -> bool:
     return unit == "victim" and not are_independent(metric)
 
 
-def why_inconclusive(metric: str) -> str:
+def explain_inconclusive(metric: str) -> str:
     """Return why nothing is concluded from victims."""
     return "too few to tell" if are_independent(metric) else "which are compared with one another"
 

@@ -19,7 +19,7 @@ from fedsim.audit.evaluation.matches import CHANCE
 from fedsim.base.errors import number_of
 from fedsim.interfaces.attack import BASELINE_SOURCES, OPTIMAL
 from fedsim.interfaces.metric import describe_metric, explain_no_verdict
-from fedsim.report.summary import Summary, are_independent, mean_deviation_by_chance, summarise, why_inconclusive
+from fedsim.report.summary import Summary, are_independent, explain_inconclusive, mean_deviation_by_chance, summarise
 
 LEAKS, UNDECIDED, GUESSING = "leaks", "undecided", "no better than guessing"
 BEYOND, NOT_BEYOND = "beyond the floor", "not beyond the floor"
@@ -231,7 +231,7 @@ def _judge_victims(item: Summary) -> tuple[str, str]:
     # Too few victims for a test: say what was seen.
     if not are_independent(item.metric, item.unit) or item.count < MIN_VICTIMS:
         verdict = {item.count: BEYOND, 0: NOT_BEYOND}.get(item.num_beyond, UNDECIDED)
-        caveat = "of one victim only" if item.unit != "victim" else why_inconclusive(item.metric)
+        caveat = "of one victim only" if item.unit != "victim" else explain_inconclusive(item.metric)
         if verdict == NOT_BEYOND and item.floor_guess == IMPUTED_GUESS and item.gain < 0:
             verdict = WORSE_THAN_IMPUTATION
         beyond = " beyond the floor" if verdict in (UNDECIDED, WORSE_THAN_IMPUTATION) else ""

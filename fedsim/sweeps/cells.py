@@ -155,7 +155,7 @@ def build_cell(grid: SweepGrid, point: GridPoint, *, trust: bool) -> SweepCell:
     tables["attack"] = _add_source_attacks(attack, grid.attacks, where)
     config = config_of(tables, where, grid.file.folder)
     check_trust(config, Path(grid.file.where), trust or grid.file.is_own)
-    config = resolve(_in_one_process(config))
+    config = resolve(_restrict_to_one_core(config))
     experiment = Experiment(config)
     _check_settings(experiment)
     rounds = range(1, config.federation.rounds + 1)
@@ -201,7 +201,7 @@ def _builds_on(table: Mapping[str, Any], where: str) -> str | None:
     return attack.builds_on
 
 
-def _in_one_process(config: Config) -> Config:
+def _restrict_to_one_core(config: Config) -> Config:
     """Return the experiment as it runs in a sweep: on one core, without processes of its own."""
     federation = config.federation.model_dump(exclude=set(SERIAL), exclude_none=True)
     adversary = config.adversary.model_copy(update={"when": "at-end", "workers": 1})

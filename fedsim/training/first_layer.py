@@ -147,7 +147,7 @@ def is_rectified(model: nn.Module, layer: str, inputs: Tensor) -> bool:
         if tensor.is_floating_point():
             tensor.add_(0.1 * torch.rand(tensor.shape, generator=rng).to(tensor))
 
-    def outputs_where(change: Callable[[Tensor], Tensor]) -> Tensor:
+    def compute_outputs_with(change: Callable[[Tensor], Tensor]) -> Tensor:
         hook = model.get_submodule(layer).register_forward_hook(lambda _, inputs, output: change(output))
         try:
             outputs: Tensor = model(inputs)
@@ -156,8 +156,8 @@ def is_rectified(model: nn.Module, layer: str, inputs: Tensor) -> bool:
         return outputs
 
     unchanged, silenced = (
-        outputs_where(lambda output: output),
-        outputs_where(lambda output: -output.abs()),
+        compute_outputs_with(lambda output: output),
+        compute_outputs_with(lambda output: -output.abs()),
     )
-    positive_part = outputs_where(lambda output: output.clamp_min(0))
+    positive_part = compute_outputs_with(lambda output: output.clamp_min(0))
     return torch.equal(unchanged, positive_part) and not torch.equal(unchanged, silenced)

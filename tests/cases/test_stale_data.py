@@ -82,7 +82,7 @@ def test_what_changed_within_the_resolution_of_its_times_is_read_again(
 ) -> None:
     path, now = tmp_path / "file", [1000]
     monkeypatch.setattr(content_hashes, "_hashes", {})
-    monkeypatch.setattr(content_hashes, "_stamp", lambda file: (1, 1, 4, 1000, 1000))  # the same for both contents
+    monkeypatch.setattr(content_hashes, "_file_stamp", lambda file: (1, 1, 4, 1000, 1000))  # the same for both contents
     monkeypatch.setattr(time, "time_ns", lambda: now[0])
     path.write_text("once")
     first = content_hashes.cached_file_hash(path), content_hashes.hash_files([path])

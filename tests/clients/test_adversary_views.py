@@ -15,7 +15,7 @@ from clients.defenses.quantise import Quantise
 from clients.defenses.random_mask import RandomMask
 from clients.defenses.soteria import Soteria
 from clients.defenses.top_k import TopK
-from clients.defenses.views import masked_by_chance
+from clients.defenses.views import find_random_mask
 from clients.mods import as_mod
 from fedsim.base.errors import PluginError
 from fedsim.base.papers import Paper
@@ -126,10 +126,10 @@ def test_rows_and_columns_that_no_mask_empties_are_zero_by_themselves() -> None:
     sent[:, 5] = 0.0
     expected = torch.zeros(8, 6, dtype=torch.bool)
     expected[0, 0] = True
-    assert torch.equal(masked_by_chance(sent, 0.4), expected)
-    assert masked_by_chance(torch.zeros(1, 2), 0.4).all()
-    assert torch.equal(masked_by_chance(sent.reshape(8, 2, 3), 0.4), expected.reshape(8, 2, 3))
-    assert masked_by_chance(sent[0], 0.4).tolist() == [True, False, False, False, False, True], "a bias has no rows"
+    assert torch.equal(find_random_mask(sent, 0.4), expected)
+    assert find_random_mask(torch.zeros(1, 2), 0.4).all()
+    assert torch.equal(find_random_mask(sent.reshape(8, 2, 3), 0.4), expected.reshape(8, 2, 3))
+    assert find_random_mask(sent[0], 0.4).tolist() == [True, False, False, False, False, True], "a bias has no rows"
 
 
 def test_layers_that_are_never_sent_are_left_out() -> None:

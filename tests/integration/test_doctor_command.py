@@ -164,5 +164,5 @@ def test_a_gpu_that_cannot_compute_is_told(monkeypatch: pytest.MonkeyPatch) -> N
         [told] = doctor._gpus()
         assert told.name == "cuda:0"
         assert told.text.startswith("A card, 8 GB; nothing can be computed on it: ")
-    monkeypatch.setattr(doctor, "_unusable", lambda _: "")
+    monkeypatch.setattr(doctor, "_explain_unusable_gpu", lambda _: "")
     assert [told.text for told in doctor._gpus()] == ["A card, 8 GB"]

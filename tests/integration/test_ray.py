@@ -397,7 +397,7 @@ def test_no_thread_that_outlives_an_interrupt_starts_another_ray(monkeypatch: py
     started: list[str] = []
     monkeypatch.setattr(auto_init_hook, "enable_auto_connect", True)
     monkeypatch.setattr(ray, "init", lambda: started.append("ray"))
-    with pytest.raises(KeyboardInterrupt), fedsim.federation.engines.ray_session._no_second_ray():
+    with pytest.raises(KeyboardInterrupt), fedsim.federation.engines.ray_session._prevent_second_ray():
         raise KeyboardInterrupt
     with pytest.raises(ray.exceptions.RaySystemError):
         ray.put(1)

@@ -152,7 +152,7 @@ def find_recipe(paper: str, table: str) -> SweepRecipe | None:
     return SweepRecipe(recipe, tables, path.name)
 
 
-def how_to_reproduce(paper: str, table: str) -> str:
+def describe_reproduction(paper: str, table: str) -> str:
     """Say what makes a table again, a sweep at two scales or a script of the repository, and how long that takes."""
     if recipe := find_recipe(paper, table):
         return f"quick, {duration_text(recipe.recipe.quick.minutes)}; full, {duration_text(recipe.recipe.full.minutes)}"

@@ -163,7 +163,7 @@ def tune_attacks(
     for name, count in (("clients", clients), ("iterations", iterations)):
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise ConfigError(f"tune: {name}: expected a whole number of at least 1, got {count!r}")
-    config = resolve(config.for_new_run())
+    config = resolve(config.without_data_hash())
     tunable = _choose_attacks(config, attack)
     # Train the simulated clients, unless that is done.
     broadcast, victim, start = _find_start(config, run)

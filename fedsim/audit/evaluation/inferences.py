@@ -84,7 +84,7 @@ class InferenceEvaluator(Evaluator[Inference]):
                 indices = experiment.data.indices(client)[0]
                 records[client] = list(hash_records_at(experiment.dataset.train, indices))
             scores = score_inference(
-                finding, _holders(finding, records, victim), has_sent=_have_sent(finding, about, context)
+                finding, _holders(finding, records, victim), has_sent=_find_senders(finding, about, context)
             )
         else:
             column = str(about["partial_records"])
@@ -104,7 +104,7 @@ def _holders(finding: Inference, records: Mapping[int, Sequence[bytes]], victim:
     return torch.tensor(rows)
 
 
-def _have_sent(finding: Inference, about: FindingMetadata, context: EvaluationContext) -> Tensor:
+def _find_senders(finding: Inference, about: FindingMetadata, context: EvaluationContext) -> Tensor:
     """Return `candidate`, whether it sent something in the attacked rounds: others are ruled out without an attack."""
     senders = set[int]()
     for number in about["rounds"]:

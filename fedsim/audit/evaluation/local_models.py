@@ -310,7 +310,7 @@ class _ModelComparison:
             points = [self.metrics(_blend(start, end, share)) for share in _SEGMENT_POINTS]
             best: dict[str, float] = {}
             for metric in points[0]:
-                best[metric] = _better_of(metric)(point[metric] for point in points)
+                best[metric] = _choose_comparison(metric)(point[metric] for point in points)
             nearest = _blend(start, end, self._nearest_share(start, end))
             best["parameter_distance"] = self._distance(nearest)
             values[f"between the {name} and the {other_name}"] = best
@@ -370,7 +370,7 @@ def _blend(start: State, end: State, share: float) -> State:
     return {name: torch.lerp(tensor, end[name].to(tensor), share) for name, tensor in start.items() if name in end}
 
 
-def _better_of(metric: str) -> Callable[[Iterable[float]], float]:
+def _choose_comparison(metric: str) -> Callable[[Iterable[float]], float]:
     return max if find_metric(metric).higher_is_better else min
 
 

@@ -50,7 +50,7 @@ class Pool:
         true_classes, classes = (_class_indices(part.labels, by_class=by_class) for part in (truth, others))
         labels = sorted(set(true_classes.tolist()))
         most = max(_MAX_OTHERS, _OTHERS_PER_EXAMPLE * len(true_classes)) / len(labels)
-        indices = torch.cat([_thin((classes == label).nonzero().flatten(), most) for label in labels])
+        indices = torch.cat([_take_evenly((classes == label).nonzero().flatten(), most) for label in labels])
         if not len(indices):
             return None
         return cls(
@@ -75,6 +75,6 @@ def _class_indices(labels: Tensor, *, by_class: bool) -> Tensor:
     return torch.zeros(len(labels), dtype=torch.int64) if is_one_kind else labels
 
 
-def _thin(indices: Tensor, most: float) -> Tensor:
+def _take_evenly(indices: Tensor, most: float) -> Tensor:
     """Return every second, or third, and so on, so that no more than `most` are left."""
     return indices[:: max(1, math.ceil(len(indices) / most))]

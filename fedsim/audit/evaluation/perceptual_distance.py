@@ -113,7 +113,7 @@ def _load_network(backbone: Backbone, path: Path, device: torch.device) -> nn.Mo
     try:
         network.load_state_dict({name: trained[name] for name in network.state_dict()})
     except (KeyError, RuntimeError) as error:
-        raise _unreadable(path, f"it holds another network than {backbone.name}") from error
+        raise _unreadable_weights_error(path, f"it holds another network than {backbone.name}") from error
     return network.eval().to(device)
 
 
@@ -122,13 +122,13 @@ def _read_weights(path: Path) -> Mapping[str, Tensor]:
         tensors: Mapping[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
         finite = all(tensor.isfinite().all() for tensor in tensors.values())
     except Exception as error:  # what unpickling a damaged file may raise is no short list
-        raise _unreadable(path, f"{type(error).__name__}: {first_line(error)}") from error
+        raise _unreadable_weights_error(path, f"{type(error).__name__}: {first_line(error)}") from error
     if not finite:
-        raise _unreadable(path, "it holds NaN or infinite values")
+        raise _unreadable_weights_error(path, "it holds NaN or infinite values")
     return tensors
 
 
-def _unreadable(path: Path, reason: str) -> DataError:
+def _unreadable_weights_error(path: Path, reason: str) -> DataError:
     return DataError(
         f"{path}: is not a readable file of weights ({reason}); get it again, or remove it to go without LPIPS"
     )

@@ -189,10 +189,10 @@ def _leave_out_labels(
 ) -> tuple[Reconstruction | Texts, Truth, PublicExamples | None, PublicExamples | None]:
     """Return all with the same class for each example."""
 
-    def one_class(part: Any) -> Any:
+    def merge_classes(part: Any) -> Any:
         return None if part is None else replace(part, labels=torch.zeros(len(part.labels), dtype=torch.int64))
 
-    return one_class(finding), one_class(truth), one_class(public), one_class(others)
+    return merge_classes(finding), merge_classes(truth), merge_classes(public), merge_classes(others)
 
 
 def _index_labels(

@@ -99,7 +99,7 @@ def launch(
                 num_supernodes=nodes,
                 exit_event=EventType.PYTHON_API_RUN_SIMULATION_LEAVE,
                 client_app=client_app,
-                server_app=_kill_busy_actors_after(server_app, pools),
+                server_app=_add_actor_cleanup(server_app, pools),
                 server_app_context=context,
                 backend_config={"client_resources": resources},
             )
@@ -224,7 +224,7 @@ def _live_hosts() -> dict[str, str]:
     return {node["NodeID"]: node["NodeManagerAddress"] for node in nodes if node["Alive"]}
 
 
-def _kill_busy_actors_after(server_app: ServerApp, pools: list[Any]) -> ServerApp:
+def _add_actor_cleanup(server_app: ServerApp, pools: list[Any]) -> ServerApp:
     """Return a ServerApp that afterwards kills busy actors, so that nobody waits for late clients."""
     import ray
 

@@ -70,14 +70,14 @@ def ray_session(address: str | None, actors: int | None, where: str = "federatio
     with (
         _environment(_ray_variables(address)),
         _restored_host(),
-        _no_second_ray(),
+        _prevent_second_ray(),
         _connection(address, actors, where),
     ):
         yield
 
 
 @contextmanager
-def _no_second_ray() -> Iterator[None]:
+def _prevent_second_ray() -> Iterator[None]:
     """Keep Ray from starting itself in this process where there is none, for good if an error ends the context.
 
     Threads of Flower may outlive an interrupt and use Ray again. Theirs would have no token, and a folder that is

@@ -11,7 +11,7 @@ from fedsim.interfaces.metric import describe_metric, sort_metrics
 from fedsim.interfaces.panel import Panel
 from fedsim.report import adaptive
 from fedsim.report.finding_views import FindingView
-from fedsim.report.headline import most_victims
+from fedsim.report.headline import largest_victim_count
 from fedsim.report.html import render_fragment
 from fedsim.report.recording_summary import Recording
 from fedsim.report.reported_run import ReportedRun
@@ -32,8 +32,8 @@ class ScoresPanel(Panel):
             "scores.html.j2",
             leaks=group_by(run.merged_readings, lambda reading: reading.summary.attack),
             explanations=_explain_metrics(run.merged_readings),
-            fewest=MIN_VICTIMS if most_victims(run.readings) < MIN_VICTIMS else 0,
-            can_attack_more=most_victims(run.readings) < _count_recorded(run.recording),
+            fewest=MIN_VICTIMS if largest_victim_count(run.readings) < MIN_VICTIMS else 0,
+            can_attack_more=largest_victim_count(run.readings) < _count_recorded(run.recording),
             groups=any(finding.about["members"] for finding in run.findings),
             others=run.other_attackers,
             single=_example_noun(run.findings),

@@ -14,7 +14,7 @@ from fedsim.base.errors import ConfigError
 from fedsim.base.randomness import generator
 from fedsim.exposure.angular_lipschitz import AngularLipschitz
 from fedsim.exposure.lipschitz import Lipschitz
-from fedsim.exposure.noises import NoiseMeasure, one_minus_cosine
+from fedsim.exposure.noises import NoiseMeasure, cosine_distances
 from fedsim.exposure.sensitivity import Sensitivity
 from fedsim.training.settings import LocalTraining
 from tests.support.networks import build_convolution
@@ -97,7 +97,7 @@ def test_one_minus_a_cosine_in_float32_is_rounding_error_and_the_chord_is_not() 
     other = one + 3e-4 * torch.randn(20_000, generator=torch.Generator().manual_seed(1))
     true = 1 - torch.cosine_similarity(one.double(), other.double(), dim=0).item()
     naive = 1 - torch.cosine_similarity(one, other, dim=0).item()
-    assert one_minus_cosine(other[None], one).item() == pytest.approx(true, rel=1e-3)
+    assert cosine_distances(other[None], one).item() == pytest.approx(true, rel=1e-3)
     assert naive != pytest.approx(true, rel=0.1)
 
 

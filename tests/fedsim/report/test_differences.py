@@ -19,10 +19,10 @@ from fedsim.report.differences import (
     difference_text,
     differences,
     explain_equality,
+    explain_other_clients,
     incomparable_attacks,
     score_beside_floor,
     unshared_attacks,
-    why_not_same_clients,
 )
 
 
@@ -311,13 +311,13 @@ def test_metrics_that_are_not_known_or_that_differ_show_no_difference() -> None:
 
 def test_who_holds_what_follows_from_data_partition_seed_and_count() -> None:
     base = {"data.name": "digits", "federation.seed": 1, "federation.rounds": 2, "defense.0.name": "dp-sgd"}
-    assert why_not_same_clients(base, base | {"federation.rounds": 9, "defense.0.name": "mixup"}) == ""
-    assert why_not_same_clients(base, base | {"federation.seed": 2}) == "federation.seed differs"
+    assert explain_other_clients(base, base | {"federation.rounds": 9, "defense.0.name": "mixup"}) == ""
+    assert explain_other_clients(base, base | {"federation.seed": 2}) == "federation.seed differs"
     assert (
-        why_not_same_clients(base, base | {"data.name": "x", "partition.alpha": 1})
+        explain_other_clients(base, base | {"data.name": "x", "partition.alpha": 1})
         == "data.name, partition.alpha differ"
     )
-    assert why_not_same_clients(base, None) == "the settings of a recording made elsewhere are not known"
+    assert explain_other_clients(base, None) == "the settings of a recording made elsewhere are not known"
 
 
 def test_a_comparison_says_which_scores_are_in_doubt() -> None:
