@@ -32,6 +32,8 @@ _DTYPES = frozenset(
 )  # fmt: skip
 """Types that NumPy and a checkpoint can hold."""
 _MAX_NAME_LENGTH = 200
+_MEMORY_RECORD, _PRIVATE_RECORD = "algorithm", "algorithm.private"
+"""Names of the records; those of defenses end with a number."""
 
 
 class ClientMemories:
@@ -107,10 +109,6 @@ def _check_entry(name: object, value: object, where: str) -> None:
         raise RunError(
             f"{where}: expected '{name}' in its memory as a dense tensor of real numbers, got {describe_value(value)}"
         )
-
-
-_MEMORY_RECORD, _PRIVATE_RECORD = "algorithm", "algorithm.private"
-"""Names of the records; those of defenses end with a number."""
 
 
 @dataclass(frozen=True, kw_only=True)

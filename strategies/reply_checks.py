@@ -24,6 +24,7 @@ from strategies.secure_sum import SecureSum
 
 _INVALID_REPLY = 2
 """Code of the error that stands for a reply which is no valid answer."""
+_REMEDY = "fix the cause or free its memory, and resume the run, which keeps finished rounds"
 
 
 def check_replies(
@@ -112,9 +113,6 @@ class _Request:
             if not isinstance(array, LazyArray) or self.plain_arrays.get(name) != (array.dtype, array.shape):
                 return False
         return len(arrays) == len(self.plain_arrays)
-
-
-_REMEDY = "fix the cause or free its memory, and resume the run, which keeps finished rounds"
 
 
 def check_devices(replies: Iterable[Message], number: int) -> Iterator[Message]:

@@ -32,6 +32,10 @@ _CHUNK = 200
 """Messages that are projected at once."""
 
 Key = tuple[int | str, ...]
+_MOST_NUMBERS = 32_768
+"""Numbers of a message that are kept."""
+_LEAST_VARIANCE = 1e-6
+"""Least variance of a principal component, as a share of the largest; less is an error of float32."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -266,12 +270,6 @@ def _join_messages(parts: list[ClientMessages]) -> ClientMessages:
         labels=torch.cat([part.labels for part in parts]),
         coefficients=torch.cat([part.coefficients for part in parts]),
     )
-
-
-_MOST_NUMBERS = 32_768
-"""Numbers of a message that are kept."""
-_LEAST_VARIANCE = 1e-6
-"""Least variance of a principal component, as a share of the largest; less is an error of float32."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

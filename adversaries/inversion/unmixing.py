@@ -29,6 +29,13 @@ _MIN_CLASS_WEIGHT = 0.3
 """Least sum of a class's weights over a round's mixtures; that of a record is one."""
 _MIN_OBJECTIVE = 1e-12
 """Least objective before its power, by which rounds are weighted."""
+MAX_RECORDS = 10
+"""Largest number of records, because all 2^N choices of signs are tried."""
+_RIDGE = 1e-3
+_SIGN_ROUNDS = 5
+_ERROR_RATIO, _ERROR_SLACK = 3.0, 0.05
+"""Two solutions explain a pixel equally well if the error of one is below three times the other's
+plus a twentieth of the mixtures' squares."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,15 +187,6 @@ def _input_bounds(scaling: InputScaling, shape: Sequence[int]) -> tuple[Tensor, 
     """Return the lowest and highest value of each input, flat, in model units."""
     low, high = (bound.expand(shape).flatten().double().cpu() for bound in (scaling.low, scaling.high))
     return low, high
-
-
-MAX_RECORDS = 10
-"""Largest number of records, because all 2^N choices of signs are tried."""
-_RIDGE = 1e-3
-_SIGN_ROUNDS = 5
-_ERROR_RATIO, _ERROR_SLACK = 3.0, 0.05
-"""Two solutions explain a pixel equally well if the error of one is below three times the other's
-plus a twentieth of the mixtures' squares."""
 
 
 def unmix_records(mixtures: Tensor, weights: Tensor, low: Tensor, high: Tensor, *, signs_lost: bool) -> Tensor:

@@ -10,9 +10,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from adversaries.text.attention_span import MIN_COMPLEMENT, AttentionSpan, attention_weight_names, find_span_weights
+from adversaries.text.attention_span import (
+    MIN_COMPLEMENT,
+    AttentionSpan,
+    attention_weight_names,
+    compute_block_inputs,
+    find_span_weights,
+    spans_hold,
+)
 from adversaries.text.embedding import find_token_embedding
-from adversaries.text.span_probe import compute_block_inputs, spans_hold
 from fedsim.base.errors import AttackError
 from fedsim.base.module_hooks import hook_inputs
 from fedsim.interfaces.attack import Knowledge

@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from fedsim.audit.audit import Audit
 
 log = logging.getLogger(__name__)
+_FACTS_OF_VICTIMS = ("records", "candidates", "known_candidates")
+"""Facts among whose records are some of the victim's."""
+_ROUNDING = 1e-5
+"""Largest difference of a copy's values, which came from units of the model, in the units of findings."""
 
 
 def explain_missing_isolation(attack: Attack) -> str:
@@ -219,12 +223,6 @@ class _AttackQueue:
 
 def _ignore_progress(job: Any, iteration: int, iterations: int, values: Mapping[str, float]) -> None:
     pass
-
-
-_FACTS_OF_VICTIMS = ("records", "candidates", "known_candidates")
-"""Facts among whose records are some of the victim's."""
-_ROUNDING = 1e-5
-"""Largest difference of a copy's values, which came from units of the model, in the units of findings."""
 
 
 def check_no_copies(finding: Finding, knowledge: Knowledge, where: str) -> None:

@@ -14,8 +14,14 @@ from fedsim.audit.reply_warnings import (
     warn_of_still_layers,
     warn_of_update_ranks,
 )
-from fedsim.audit.stated_model import check_constants, check_outputs, describe_shape_mismatch
-from fedsim.audit.stated_records import check_record_names, find_private_names, shared_shapes
+from fedsim.audit.stated_model import (
+    check_constants,
+    check_outputs,
+    check_record_names,
+    describe_shape_mismatch,
+    find_private_names,
+    shared_shapes,
+)
 from fedsim.base.errors import ConfigError, TranscriptError
 from fedsim.interfaces.knowledge import Knowledge
 from fedsim.recording.following_models import describe_misread_round

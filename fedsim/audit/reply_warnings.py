@@ -10,8 +10,7 @@ from contextlib import suppress
 import torch
 from torch import nn
 
-from fedsim.audit.stated_model import MAX_NAMES, grey_inputs
-from fedsim.audit.stated_records import shared_shapes
+from fedsim.audit.stated_model import MAX_NAMES, grey_inputs, shared_shapes
 from fedsim.base.errors import TranscriptError, join_first
 from fedsim.base.randomness import generator
 from fedsim.interfaces.knowledge import Knowledge

@@ -44,7 +44,7 @@ def tune(
 
 def _trial_table(tuned: TunedAttack) -> Table:
     """Return a table of the trials of one attack, the chosen one first."""
-    from fedsim.api.tuning.tuned_file import describe_changes, sort_trials
+    from fedsim.api.tuning import describe_changes, sort_trials
     from fedsim.interfaces.metric import describe_metric
 
     label = describe_metric(tuned.best_trial.metric).label

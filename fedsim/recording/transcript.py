@@ -36,8 +36,7 @@ from fedsim.recording.message_format import MessageFormat
 from fedsim.recording.payloads import Payload, State
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.recording_folder import describe_exchanges, find_round_paths, find_run
-from fedsim.recording.round_file import RoundFile
-from fedsim.recording.round_reader import Index, RoundReader, count_bytes
+from fedsim.recording.round_file import Index, RoundFile, RoundReader, count_bytes
 from fedsim.recording.wire_format import Update
 
 _DEFAULT_FORMAT = MessageFormat()

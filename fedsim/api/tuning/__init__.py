@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import tomli_w
+
 from fedsim.api.arguments import copy_tables
 from fedsim.api.objects import replace_objects
 from fedsim.api.runs import follow_with
 from fedsim.api.tuning.simulated_clients import simulated_experiment
-from fedsim.api.tuning.trials import SimulatedTrials, TunedAttack, explain_refusal
-from fedsim.api.tuning.tuned_file import write_tuned_file
+from fedsim.api.tuning.trials import SettingTrial, SimulatedTrials, TunedAttack, explain_refusal
 from fedsim.audit.plan import ReportJobProgress
 from fedsim.base.errors import ConfigError, RunError, number_of
+from fedsim.base.files import write_text
 from fedsim.base.progress import ProgressListener, listen_to_progress
 from fedsim.base.randomness import serialize_calls
-from fedsim.federation.adversary_tables import AttackTable
+from fedsim.federation.adversary_tables import AttackTable, is_stated
 from fedsim.federation.build_plugins import build_attacks
 from fedsim.federation.config import AttackFile, Config
 from fedsim.federation.experiment_file import config_of, load_config
@@ -27,6 +30,7 @@ from fedsim.federation.run_folder import default_folder
 from fedsim.federation.simulation import run_federation
 from fedsim.federation.table_validation import validate_tables
 from fedsim.interfaces.attack import Attack
+from fedsim.interfaces.metric import describe_metric
 from fedsim.recording.recording_folder import find_run
 from fedsim.recording.wire_format import State
 
@@ -218,3 +222,44 @@ def _find_start(config: Config, run: OpenRun | None) -> tuple[State | None, int,
         raise ConfigError(f"{run.path}: no client is recorded in round {number}; attack another (adversary.rounds)")
     victim = victims[0] if isinstance(victims, list) and victims[0] in present else present[0]
     return transcript.update(number, victim).before, victim, f"the weights of round {number}"
+
+
+def write_tuned_file(path: Path, config: Config, attacks: Sequence[TunedAttack]) -> None:
+    """Write the attack file: the experiment's adversary, and the attacks with their trials in comments."""
+    adversary = config.adversary.model_dump(mode="json", exclude_defaults=True, exclude={"knowledge"})
+    knowledge = config.adversary.knowledge.model_dump(mode="json")
+    if knowledge := {name: value for name, value in knowledge.items() if is_stated(name, value)}:
+        adversary["knowledge"] = knowledge
+    parts = ["# Written by `fedsim tune`. No data of the victims were used: `tuned` says what was.\n"]
+    if adversary:
+        parts.append(tomli_w.dumps({"adversary": adversary}))
+    for tuned in attacks:
+        table = {name: value for name, value in tuned.table.model_dump(exclude_none=True).items() if value != ""}
+        parts.append(_trial_comment(tuned) + tomli_w.dumps({"attack": [table]}))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, "\n".join(parts))
+
+
+def _trial_comment(tuned: TunedAttack) -> str:
+    """Return the trials as lines of a comment, best first."""
+    label = describe_metric(tuned.best_trial.metric).label
+    lines = [f"# {tuned.table.title}: {label} of the public examples in each trial"]
+    for trial in sort_trials(tuned.trials):
+        distance = "" if math.isnan(trial.l_sim) else f", L_sim {trial.l_sim:.2g}"
+        lines.append(f"#   {trial.iterations} iterations, {trial.score:.4g}{distance}: {describe_changes(trial)}")
+    return "\n".join(lines) + "\n"
+
+
+def sort_trials(trials: Sequence[SettingTrial]) -> list[SettingTrial]:
+    """Return the trials, the chosen one first: longer ones before shorter ones, then by their scores."""
+    return sorted(trials, key=lambda trial: (-trial.iterations, -trial.rank))
+
+
+def describe_changes(trial: SettingTrial) -> str:
+    """Return the changed settings as a TOML file has them.
+
+    >>> describe_changes(SettingTrial(iterations=200, changes={"step_size": 0.1, "signed": True}))
+    'step_size = 0.1, signed = true'
+    """
+    settings = [f"{name} = {str(value).lower()}" for name, value in trial.changes.items()]
+    return ", ".join(settings) or "as in the experiment"

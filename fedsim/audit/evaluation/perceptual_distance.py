@@ -23,6 +23,18 @@ from fedsim.federation.data_folder import WEIGHTS_FOLDER
 
 IMAGES_AT_ONCE = 256
 """Pairs of images whose features are in memory together."""
+_SHIFT = (-0.030, -0.088, -0.188)
+_SCALE = (0.458, 0.448, 0.450)
+"""Mean and standard deviation of ImageNet's channels, for images in [-1, 1]."""
+_SMALLEST_NORM = 1e-10
+_VGG_WIDTHS = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
+"""Channels of VGG16's convolutions, by block."""
+LAST_LAYERS: dict[str, Sequence[int]] = {
+    "alex": (1, 4, 7, 9, 11),
+    "vgg": (3, 8, 15, 22, 29),
+    "squeeze": (1, 4, 7, 9, 10, 11, 12),
+}
+"""By network, the layers whose outputs are compared."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,20 +144,6 @@ def _unreadable_weights_error(path: Path, reason: str) -> DataError:
     return DataError(
         f"{path}: is not a readable file of weights ({reason}); get it again, or remove it to go without LPIPS"
     )
-
-
-_SHIFT = (-0.030, -0.088, -0.188)
-_SCALE = (0.458, 0.448, 0.450)
-"""Mean and standard deviation of ImageNet's channels, for images in [-1, 1]."""
-_SMALLEST_NORM = 1e-10
-_VGG_WIDTHS = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
-"""Channels of VGG16's convolutions, by block."""
-LAST_LAYERS: dict[str, Sequence[int]] = {
-    "alex": (1, 4, 7, 9, 11),
-    "vgg": (3, 8, 15, 22, 29),
-    "squeeze": (1, 4, 7, 9, 10, 11, 12),
-}
-"""By network, the layers whose outputs are compared."""
 
 
 class PerceptualNetwork(nn.Module):

@@ -23,6 +23,9 @@ from fedsim.report.partition_summary import PartitionSummary, printable_name
 from fedsim.report.reported_run import ReportedRun
 from fedsim.report.run_facts import defense_promises, run_facts
 
+MAX_CLIENTS, MAX_CLASSES = 30, 26
+"""Most clients that are shown, and most classes that get a column each."""
+
 
 class RunPanel(Panel):
     """Say which data, model and training were run, what defenses promise, and who holds what."""
@@ -63,10 +66,6 @@ def _geometry(folder: RunFolder) -> dict[str, Any] | None:
             values = [float(row[name]) for row in rows]
             statistics.append((name, (fmean(values), min(values), max(values))))
     return {"count": len(rows), "rows": statistics}
-
-
-MAX_CLIENTS, MAX_CLASSES = 30, 26
-"""Most clients that are shown, and most classes that get a column each."""
 
 
 @dataclass(frozen=True, kw_only=True)
