@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from adversaries.text.attention_span import (
 from adversaries.text.embedding import find_token_embedding
 from fedsim.base.errors import AttackError
 from fedsim.base.module_hooks import hook_inputs
-from fedsim.interfaces.attack import Knowledge
+from fedsim.interfaces.attack import Attack, Knowledge, Subject, warn
 from fedsim.inversion.named_states import NamedStates, named_states
 from fedsim.recording.wire_format import Update
 from fedsim.training.models.transformer import TransformerBlock, TransformerModule
@@ -265,6 +266,28 @@ class AttentionBlocks:
         layer_inputs = torch.cat([features[0], torch.ones_like(features[0][:, :1])], 1)
         logit_gradients: Tensor = torch.linalg.lstsq(layer_inputs.T, layer_gradient.T, driver="gelsd").solution
         return logit_gradients.argmin(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerAttack(Attack):
+    """Base of the attacks that read texts from the gradients of a transformer's first two blocks."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape"})
+    subject: ClassVar[Subject] = "texts"
+
+    def check_facts(self, knowledge: Knowledge, num_examples: int | None = None, granted: Collection[str] = ()) -> None:
+        """Refuse a network that is no transformer of the form that it reads."""
+        find_transformer(knowledge)
+
+    def _warn_of_gaps(self, blocks: AttentionBlocks, count: int) -> None:
+        """Warn where only `count` texts are found, or where nothing says what their labels are."""
+        if count < blocks.num_texts:
+            warn(
+                f"{self.title} on {blocks.where}: {count} texts are found, N is {blocks.num_texts}; equal texts count "
+                "once"
+            )
+        if not blocks.states.direction("linear.weight").any():
+            warn(f"{self.title} on {blocks.where}: the last layer was not sent; labels are guesses")
 
 
 def check_num_texts(update: Update) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import count
 from typing import Annotated, ClassVar
@@ -11,13 +10,13 @@ import torch
 from annotated_types import MinLen
 from torch import Tensor
 
-from adversaries.text.attention_blocks import AttentionBlocks, check_num_texts, find_transformer
+from adversaries.text.attention_blocks import AttentionBlocks, TransformerAttack, check_num_texts
 from adversaries.text.decoder_search import DecoderSearch
 from adversaries.text.encoder_search import find_encoder_texts
 from fedsim.base.constraints import PositiveInt, PositiveShareBelowOne
 from fedsim.base.errors import AttackError, format_percent
 from fedsim.base.papers import cite
-from fedsim.interfaces.attack import Attack, Knowledge, Paper, Progress, Subject, Target, warn
+from fedsim.interfaces.attack import Paper, Progress, Target, warn
 from fedsim.interfaces.findings import Texts
 from fedsim.inversion.training_mismatch import warn_of_dropout
 
@@ -28,7 +27,7 @@ _INCOMPLETE_SHARE = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dager(Attack):
+class Dager(TransformerAttack):
     """Recover exact texts from one update of a transformer by the spans of its attention gradients.
 
     The gradient of a linear layer is a sum of outer products with its inputs. So the rows of the
@@ -79,12 +78,6 @@ class Dager(Attack):
     attempts: PositiveInt = 3
 
     paper: ClassVar[Paper] = cite("Petrov2024")
-    needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape"})
-    subject: ClassVar[Subject] = "texts"
-
-    def check_facts(self, knowledge: Knowledge, num_examples: int | None = None, granted: Collection[str] = ()) -> None:
-        """Refuse a network that is no transformer of the form that it reads."""
-        find_transformer(knowledge)
 
     def _run(self, target: Target, progress: Progress) -> Texts:
         update, knowledge = target.read_update(), target.knowledge
@@ -99,13 +92,7 @@ class Dager(Attack):
                     f"{blocks.where}: no text fits the gradients of the second block: its inputs moved too far in "
                     f"local training, compression left too little of them, or not all places have one; {blocks.remedy}"
                 )
-            if len(tokens) < update.num_examples:
-                warn(
-                    f"{self.title} on {blocks.where}: {len(tokens)} texts are found, N is "
-                    f"{update.num_examples}; equal texts count once"
-                )  # fmt: skip
-            if not blocks.states.direction("linear.weight").any():
-                warn(f"{self.title} on {blocks.where}: the last layer was not sent; labels are guesses")
+            self._warn_of_gaps(blocks, len(tokens))
             return Texts(tokens=tokens, labels=blocks.recover_labels(tokens))
 
     def _search_decoder(self, blocks: AttentionBlocks, num_texts: int, progress: Progress) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import ClassVar
@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from adversaries.text.attention_blocks import AttentionBlocks, check_num_texts, find_transformer, read_transformer
+from adversaries.text.attention_blocks import AttentionBlocks, TransformerAttack, check_num_texts, read_transformer
 from adversaries.text.attention_span import AttentionSpan, find_span_weights
 from adversaries.text.decoder_search import DecoderSearch
 from adversaries.text.encoder_search import find_encoder_texts
@@ -20,7 +20,7 @@ from adversaries.text.pair_search import find_paired_texts
 from fedsim.base.constraints import PositiveInt
 from fedsim.base.errors import AttackError, format_percent
 from fedsim.base.papers import cite
-from fedsim.interfaces.attack import Attack, Paper, Progress, Subject, Target, warn
+from fedsim.interfaces.attack import Paper, Progress, Target, warn
 from fedsim.interfaces.findings import Texts
 from fedsim.interfaces.knowledge import Knowledge
 from fedsim.interfaces.message_noise import TrainingFacts, combine_noise
@@ -43,7 +43,7 @@ _EXPLAINED_SHARE = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tiger(Attack):
+class Tiger(TransformerAttack):
     """Find texts by the distance of their words from the spans of noised gradients, then by the whole message.
 
     `dager` asks whether an input lies in the span of a block's gradients. Under noise none does, and
@@ -88,13 +88,7 @@ class Tiger(Attack):
     attempts: PositiveInt = 2
 
     paper: ClassVar[Paper] = cite("Kalikman2026")
-    needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "input_shape"})
     uses: ClassVar[frozenset[str]] = MEAN_GRADIENT_FACTS | {"defenses"}
-    subject: ClassVar[Subject] = "texts"
-
-    def check_facts(self, knowledge: Knowledge, num_examples: int | None = None, granted: Collection[str] = ()) -> None:
-        """Refuse a network that is no transformer of the form that it reads."""
-        find_transformer(knowledge)
 
     def _run(self, target: Target, progress: Progress) -> Texts:
         update, knowledge = target.read_update(), target.knowledge
@@ -105,30 +99,26 @@ class Tiger(Attack):
             fit = MessageFit(blocks)
             enough = _NOISE_MARGIN * fit.noise_share(deviation) + _EXPLAINED_SHARE
             tokens, labels, share = self._find_texts(blocks, fit, enough, progress)
-            if len(tokens) < update.num_examples:
-                warn(
-                    f"{self.title} on {blocks.where}: {len(tokens)} texts are found, N is {update.num_examples}; "
-                    "equal texts count once"
-                )
+            self._warn_of_gaps(blocks, len(tokens))
+            # Say what noise leaves open.
+            where = f"{self.title} on {blocks.where}"
             least = _NOISE_MARGIN * fit.share_by_chance(deviation) + _EXPLAINED_SHARE
             if num_guesses := int((fit.explained_shares(tokens, labels) < least).sum()):
                 warn(
-                    f"{self.title} on {blocks.where}: {num_guesses} of {len(tokens)} texts explain no more of the "
-                    "message than some text does of noise, so they are guesses"
+                    f"{where}: {num_guesses} of {len(tokens)} texts explain no more of the message than some text does "
+                    "of noise, so they are guesses"
                 )
             noise = format_percent(fit.noise_share(deviation), ".0f")
             if enough >= 1:
                 warn(
-                    f"{self.title} on {blocks.where}: noise is about {noise} of the message, so the "
-                    "residual does not show whether all words of the texts are right"
+                    f"{where}: noise is about {noise} of the message, so the residual does not show whether all words "
+                    "of the texts are right"
                 )
             elif share > enough:
                 warn(
-                    f"{self.title} on {blocks.where}: the texts leave {format_percent(share, '.0f')} of the "
-                    f"message over, where noise would leave about {noise}, so some are missing or wrong"
+                    f"{where}: the texts leave {format_percent(share, '.0f')} of the message over, where noise would "
+                    f"leave about {noise}, so some are missing or wrong"
                 )
-            if not blocks.states.direction("linear.weight").any():
-                warn(f"{self.title} on {blocks.where}: the last layer was not sent; labels are guesses")
             return Texts(tokens=tokens, labels=labels)
 
     def _find_texts(

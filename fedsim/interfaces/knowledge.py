@@ -83,39 +83,16 @@ _Check = tuple[Callable[[Any], bool], str]
 _ANY_VALUE: _Check = (lambda value: True, "")
 
 
-def _fact(
-    about: str,
-    value_type: Any = None,
-    check: _Check = _ANY_VALUE,
-    *,
-    granted: bool = True,
-    victim_data: str = "",
-) -> Any:
-    """Return a field of `Knowledge` that is None unless it is granted."""
-    fits, expected = check
-    fact = Fact(
-        about=about,
-        value_type=value_type,
-        is_valid=fits,
-        expected=expected,
-        granted_by_default=granted,
-        victim_data=victim_data,
-    )
+def _fact(about: str, value_type: Any = None, check: _Check = _ANY_VALUE, **details: Any) -> Any:
+    """Return a field of `Knowledge` that is None unless it is granted; `details` are further fields of its `Fact`."""
+    is_valid, expected = check
+    fact = Fact(about=about, value_type=value_type, is_valid=is_valid, expected=expected, **details)
     return field(default=None, metadata={"fact": fact})
 
 
 def _setting(about: str, value_type: type, check: _Check, *aliases: str) -> Any:
     """Return a field of `Knowledge` for a setting of local training."""
-    fits, expected = check
-    fact = Fact(
-        about=about,
-        value_type=value_type,
-        is_valid=fits,
-        expected=expected,
-        setting=True,
-        aliases=aliases,
-    )
-    return field(default=None, metadata={"fact": fact})
+    return _fact(about, value_type, check, setting=True, aliases=aliases)
 
 
 def _are_finite(values: Sequence[float]) -> bool:
@@ -298,19 +275,19 @@ class Knowledge:
     )
     labels: Tensor | None = _fact(
         "the victim's labels in ascending order; an attack that splits them into mini-batches shuffles them",
-        granted=False,
+        granted_by_default=False,
         victim_data="labels",
     )
     records: Records | None = _fact(
         "the victim's training records, for an attack that infers their source",
-        granted=False,
+        granted_by_default=False,
         victim_data="records",
     )
     partial_records: PartialRecords | None = _fact(
         "the victim's records without a sensitive attribute, for an attack that infers it",
         str,
         (bool, "the name of a column"),
-        granted=False,
+        granted_by_default=False,
         victim_data="all columns of records but one",
     )
     candidates: Records | None = _fact(
@@ -321,7 +298,7 @@ class Knowledge:
             lambda source: source in NON_MEMBER_SOURCES,
             f"where half of them come from, {' or '.join(NON_MEMBER_SOURCES)}",
         ),
-        granted=False,
+        granted_by_default=False,
         victim_data="half of the candidate records, but not which half",
     )
     known_candidates: KnownCandidates | None = _fact(
@@ -329,7 +306,7 @@ class Knowledge:
         "victim's, and none is scored",
         int,
         (lambda count: count >= 4 and count % 2 == 0, "an even number, at least 4"),
-        granted=False,
+        granted_by_default=False,
         victim_data="some of its training records, known to be such",
     )
     known_rows: KnownRows | None = _fact(
@@ -337,23 +314,23 @@ class Knowledge:
         "learning; none of them is scored",
         int,
         _COUNT,
-        granted=False,
+        granted_by_default=False,
         victim_data="some of its rows",
     )
     auxiliary: Records | None = _fact(
         "labelled records of the same kind that no client trains on",
-        granted=False,
+        granted_by_default=False,
     )
     property_records: PropertyRecords | None = _fact(
         "auxiliary records that are labelled by a property, for property inference; the property: column=category or "
         "group=name",
         str,
         (lambda name: "=" in name, "column=category, such as sex=Female, or group=name"),
-        granted=False,
+        granted_by_default=False,
     )
     private_parts: State | None = _fact(
         "the parts of the model that stay with the victim, as they were at the start of the round",
-        granted=False,
+        granted_by_default=False,
         victim_data="the parts of its model that it never sends",
     )
     noise_covariance: Tensor | None = _fact(
@@ -363,7 +340,7 @@ class Knowledge:
     defenses: Sequence[Defense] | None = _fact(
         "the clients' defenses with their settings; each attack that can use them then runs twice, without them "
         "(naive) and with them (adaptive)",
-        granted=False,
+        granted_by_default=False,
     )
     models: Mapping[int, State] | None = None
     modality: str = ""
