@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -105,10 +106,8 @@ def count_labels(
         outputs = _layer_outputs(model, name, before, probes)[0]
         return expand_counts(form.count_labels(outputs, movement, count))
 
-    # Take p from noise at both ends, and s from the training or from an absent class.
-    outputs_before, features_before = _layer_outputs(model, name, before, probes)
-    outputs_after, features_after = _layer_outputs(model, name, after, probes)
-    p = (outputs_before + outputs_after) / 2
+    # 1. Take p from noise at both ends, and s from the training or from an absent class.
+    ends = _RoundEnds.compute(model, name, (before, after), probes)
     known_size = total_step_size(count, knowledge)
     if not (known_size or form.is_mean_cross_entropy):
         raise KnowledgeError(
@@ -116,45 +115,77 @@ def count_labels(
             "cross-entropy alone, and the size of their steps is not known; grant learning_rate, "
             "local_epochs and batch_size, or the labels with adversary.knowledge.labels = true"
         )
-    step_size = known_size or (movement / p.clamp_min(1e-12)).max().item()
-    if not step_size > 0:
-        step_size = movement.abs().max().item() or 1.0
+    step_size = known_size or _read_absent_class(movement, ends.mean_outputs)
     gradient = movement / step_size
     steps = known_steps(knowledge, count)
-    if not (known_size and steps):
-        return expand_counts(form.count_labels(p, gradient, count))
-    if not form.is_mean_cross_entropy:  # what follows simulates that
-        if step_size > _SHORT_TRAINING:
-            cause = f"learning rate x local steps is {step_size:.3g}"
-            _warn_of_guesses(update, cause)
-        return expand_counts(form.count_labels(p, gradient, count))
+    if not (known_size and steps and form.is_mean_cross_entropy):  # which is what is simulated
+        if known_size and steps and step_size > _SHORT_TRAINING:
+            _warn_of_guesses(update, f"learning rate x local steps is {step_size:.3g}")
+        return expand_counts(form.count_labels(ends.mean_outputs, gradient, count))
 
-    # Simulate the training of the last layer.
-    shares = p - gradient
-    non_negative = bool((features_before >= 0).all())
-    layer = _averaged_layer(states.before, directions, step_size, non_negative=non_negative)
-    simulated_shares = None
-    growth = features_after.norm() / features_before.norm().clamp_min(1e-12)
-    if _MAX_FEATURE_GROWTH > growth > 1 / _MAX_FEATURE_GROWTH:
-        noise = ((features_before + features_after) / 2).mean(0)
+    # 2. Simulate the training of the last layer or, where noise does not stand in for data, of the whole model.
+    shares, simulated_shares = ends.mean_outputs - gradient, None
+    if ends.have_like_features:
+        non_negative = bool((ends.features[0] >= 0).all())
+        layer = _averaged_layer(states.before, directions, step_size, non_negative=non_negative)
+        noise = ((ends.features[0] + ends.features[1]) / 2).mean(0)
         simulated_shares = _simulate_last_layer(layer, shares, noise, count, steps, step_size)
     labels = expand_counts(apportion_counts(shares if simulated_shares is None else simulated_shares, count))
+    unexplained = 0.0
+    if simulated_shares is None and not ends.are_steady:
+        labels, unexplained = _simulate_model(
+            model, update, before, gradient, name, labels, ends.outputs[0], probes, knowledge
+        )
 
-    # Simulate the training of the whole model.
-    cause = ""
-    steady = (outputs_after - outputs_before).abs().sum() / 2 <= _STEADY_OUTPUTS
-    if not steady:
-        if step_size > _LONG_TRAINING:
-            cause = f"learning rate x local steps is {step_size:.3g}, long enough to fit its data"
-        if simulated_shares is None:
-            labels, unexplained = _simulate_model(
-                model, update, before, gradient, name, labels, outputs_before, probes, knowledge
-            )
-            if unexplained > _MAX_UNEXPLAINED:
-                cause = "training that is simulated with the labels that were counted does not explain the update"
-    if cause:
-        _warn_of_guesses(update, cause)
+    # 3. Warn where counts may be guesses.
+    if unexplained > _MAX_UNEXPLAINED:
+        _warn_of_guesses(
+            update, "training that is simulated with the labels that were counted does not explain the update"
+        )
+    elif step_size > _LONG_TRAINING and not ends.are_steady:
+        _warn_of_guesses(update, f"learning rate x local steps is {step_size:.3g}, long enough to fit its data")
     return labels
+
+
+@dataclass(frozen=True)
+class _RoundEnds:
+    """What the model makes of noise at w_0 and at w_T.
+
+    Attributes:
+        outputs: `class`, the mean softmax output at each end.
+        features: `probe feature`, the inputs of the last layer at each end.
+    """
+
+    outputs: tuple[Tensor, Tensor]
+    features: tuple[Tensor, Tensor]
+
+    @classmethod
+    def compute(cls, model: nn.Module, name: str, states: tuple[State, State], probes: Tensor) -> _RoundEnds:
+        """Compute both at these states of the model, whose last bias is called `name`."""
+        before, after = (_layer_outputs(model, name, state, probes) for state in states)
+        return cls((before[0], after[0]), (before[1], after[1]))
+
+    @property
+    def mean_outputs(self) -> Tensor:
+        """Return p, `class`."""
+        return (self.outputs[0] + self.outputs[1]) / 2
+
+    @property
+    def are_steady(self) -> bool:
+        """Return whether outputs hardly change, so that noise stands in for data."""
+        return bool((self.outputs[1] - self.outputs[0]).abs().sum() / 2 <= _STEADY_OUTPUTS)
+
+    @property
+    def have_like_features(self) -> bool:
+        """Return whether the layers below the last one changed little."""
+        growth = self.features[1].norm() / self.features[0].norm().clamp_min(1e-12)
+        return bool(_MAX_FEATURE_GROWTH > growth > 1 / _MAX_FEATURE_GROWTH)
+
+
+def _read_absent_class(movement: Tensor, p: Tensor) -> float:
+    """Return s by a class that does not occur, for which the ratio of movement to p is largest."""
+    step_size = (movement / p.clamp_min(1e-12)).max().item()
+    return step_size if step_size > 0 else movement.abs().max().item() or 1.0
 
 
 def _warn_of_guesses(update: Update, cause: str) -> None:
