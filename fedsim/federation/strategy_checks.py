@@ -124,22 +124,21 @@ def describe_lost_protection(strategy: Any, count: int) -> str:
 
     It is '' where nothing is lost.
     """
-    from flwr.serverapp.strategy import Bulyan, FedTrimmedAvg, MultiKrum
-
-    if isinstance(strategy, FedTrimmedAvg) and strategy.beta and not int(strategy.beta * count):  # Flower rounds down
+    trims = _is_made_from(strategy, "FedTrimmedAvg") and strategy.beta
+    if trims and not int(strategy.beta * count):  # Flower rounds their number down
         remedy = f"raise it to {math.ceil(100 / count) / 100}" if count > 2 else "let more clients train"
         return (
             f"strategy.beta: {strategy.beta:g} of the {count} clients of a round is less than one client, so that "
             f"nobody is trimmed; {remedy}"
         )
     most = _most_malicious(strategy, count)
-    if isinstance(strategy, MultiKrum | Bulyan) and strategy.num_malicious_nodes > most:
+    if _is_made_from(strategy, "MultiKrum", "Bulyan") and strategy.num_malicious_nodes > most:
         return (
             f"strategy.num_malicious_nodes: {type(strategy).__name__} withstands at most {most} malicious clients "
             f"among {count}, not {strategy.num_malicious_nodes}; let more clients train (strategy.fraction_train), or "
             "lower it"
         )
-    if isinstance(strategy, MultiKrum) and strategy.num_nodes_to_select >= count:
+    if _is_made_from(strategy, "MultiKrum") and strategy.num_nodes_to_select >= count:
         return (
             f"strategy.num_nodes_to_select: {strategy.num_nodes_to_select} are selected among {count} clients, so that "
             "nobody is left out; let more clients train (strategy.fraction_train), or lower it"
@@ -169,6 +168,10 @@ def _check_robust(strategy: Any, settings: Mapping[str, Any], sampled: int) -> N
 
 def _most_malicious(strategy: Any, count: int) -> int:
     """Return the papers' f: Krum needs more than 2 f + 2 updates [Blanchard2017], Bulyan 4 f + 3."""
-    from flwr.serverapp.strategy import Bulyan
+    return max(0, (count - 3) // (4 if _is_made_from(strategy, "Bulyan") else 2))
 
-    return max(0, (count - 3) // (4 if isinstance(strategy, Bulyan) else 2))
+
+def _is_made_from(strategy: Any, *names: str) -> bool:
+    """Return whether its class is one of these of Flower's, or derives from one; Flower is not imported for it."""
+    classes = type(strategy).__mro__
+    return any(cls.__name__ in names and cls.__module__.startswith("flwr.") for cls in classes)

@@ -14,6 +14,7 @@ from fedsim.base.errors import FedsimError, PluginError
 from fedsim.base.task import Task
 from fedsim.data import Dataset
 from fedsim.data.files import describe_error
+from fedsim.plugins.annotations import argument_types
 
 RETURN_TYPES = {"models": "torch.nn.Module", "datasets": "fedsim.data.Dataset"}
 """The return type that such a function has to declare, by group."""
@@ -84,12 +85,3 @@ class FactoryPlugin:
             raise PluginError(
                 f"'{name}' fails, {describe_error(error)} ({frame.filename}, line {frame.lineno})"
             ) from error
-
-
-def argument_types(function: Any) -> dict[str, Any]:
-    """Return the declared types of the arguments, or none if a type checker alone imports them."""
-    declaring = getattr(function, "__init__") if isinstance(function, type) else function  # noqa: B009
-    try:
-        return get_type_hints(declaring, include_extras=True)
-    except (NameError, TypeError, AttributeError):
-        return {}

@@ -30,7 +30,7 @@ from fedsim.base.errors import (
 )
 from fedsim.plugins import inline
 from fedsim.plugins.allowed_code import check_allowed
-from fedsim.plugins.factories import argument_types
+from fedsim.plugins.annotations import argument_types
 
 Group = Literal[
     "attacks",

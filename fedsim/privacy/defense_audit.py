@@ -3,7 +3,7 @@
 1. Say what the audit can and cannot find (`plan_audit`).
 2. Probe claims: sampling, epsilon and delta (`claim_probes`).
 3. Probe noise: its scale in each layer and its secrecy (`noise_probes`), its freshness
-   (`freshness_probes`).
+   (`claim_probes`).
 4. Guess which of two neighbours a client has (`guessing_game`).
 5. Say one sentence that is true of a broken program as well (`DefenseAudit.conclusion`).
 """
@@ -17,8 +17,7 @@ from fedsim.base.errors import ConfigError, format_percent
 from fedsim.base.randomness import seed_globals, use_one_thread
 from fedsim.interfaces.defense import Defense
 from fedsim.privacy.audited_defense import LAYERS, AuditedDefense
-from fedsim.privacy.claim_probes import probe_accountant, probe_sampling
-from fedsim.privacy.freshness_probes import probe_freshness
+from fedsim.privacy.claim_probes import probe_accountant, probe_freshness, probe_sampling
 from fedsim.privacy.guessing_game import CONFIDENCE, GameResult, describe_guesses, largest_epsilon, probe_guesses
 from fedsim.privacy.ledger import guarantee_delta
 from fedsim.privacy.noise_probes import ProbeResult, list_violations, probe_noise

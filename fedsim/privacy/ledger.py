@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from fedsim.base.errors import PluginError, RunError
+from fedsim.base.errors import PluginError, RunError, number_of
 from fedsim.interfaces.defense import Defense, Guarantee, Participation, Setting, overrides_guarantee
 from fedsim.interfaces.mechanism import Mechanism
 from fedsim.privacy.federation_privacy import OTHER_CLIENTS, SERVER, FederationLedger, FederationPrivacy
@@ -361,14 +361,15 @@ def summarise_ledger(rows: Sequence[Row], attacked: Sequence[int] = ()) -> list[
 def describe_spending(clients: Mapping[int, PrivacySpending], attacked: Sequence[int] = ()) -> str:
     """Say in a few words what the client that spent most and the attacked clients have spent."""
     most = largest_spender(clients)
-    text = f"ε = {most.epsilon:.3g}, δ = {most.delta:g} after {format_rounds(most.rounds)} for client {most.client}"
+    text = (
+        f"ε = {most.epsilon:.3g}, δ = {most.delta:g} after {number_of(most.rounds, 'round')} for client {most.client}"
+    )
     if len(clients) > 1:
         text += ", which spent most"
     victims = [clients[client] for client in attacked if client in clients and client != most.client]
     for victim in victims[:_MAX_NAMED_CLIENTS]:
-        text += (
-            f"; for the attacked client {victim.client} ε = {victim.epsilon:.3g} after {format_rounds(victim.rounds)}"
-        )
+        rounds = number_of(victim.rounds, "round")
+        text += f"; for the attacked client {victim.client} ε = {victim.epsilon:.3g} after {rounds}"
     if len(victims) > _MAX_NAMED_CLIENTS:
         text += f", and {len(victims) - _MAX_NAMED_CLIENTS} more are attacked"
     return text
@@ -379,15 +380,10 @@ def _describe_excess(label: str, excesses: Sequence[tuple[PrivacySpending, float
     more = f", and the same is true of {len(excesses) - 1} more" if len(excesses) > 1 else ""
     return (
         f"{label}: client {spending.client} has spent ε = {spending.epsilon:.4g} in "
-        f"{format_rounds(spending.rounds)}, above "
-        f"the {promised:.4g} that was promised before the run{more}; the strategy asked for other batches or steps "
-        "than [training] says, so let [training] say the most that it asks for"
+        f"{number_of(spending.rounds, 'round')}, above the {promised:.4g} that was promised before the run{more}; the "
+        "strategy asked for other batches or steps than [training] says, so let [training] say the most that it asks "
+        "for"
     )
-
-
-def format_rounds(rounds: int) -> str:
-    """Return `1 round`, `3 rounds` and the like."""
-    return "1 round" if rounds == 1 else f"{rounds} rounds"
 
 
 def unique_labels(names: Sequence[str]) -> list[str]:

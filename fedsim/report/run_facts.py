@@ -23,7 +23,6 @@ from fedsim.privacy.federation_privacy import FederationPrivacy
 from fedsim.privacy.ledger import (
     PrivacySpending,
     describe_spending,
-    format_rounds,
     largest_spender,
     spending_by_client,
     state_guarantee,
@@ -274,7 +273,7 @@ def missing_updates_text(recording: Recording) -> str:
         return ""
     rounds = sum(bool(header.failures) for header in recording.headers)
     most_often = [
-        f"client {client} in {format_rounds(times)}" for client, times in missing.most_common(_MAX_NAMED_CLIENTS)
+        f"client {client} in {number_of(times, 'round')}" for client, times in missing.most_common(_MAX_NAMED_CLIENTS)
     ]
     num_others = len(missing) - len(most_often)
     more_clients = f", and {num_others} more clients" if num_others > 0 else ""
@@ -294,7 +293,7 @@ def _promise(
     proved, rounds = proof
     if proved is None:
         return NO_GUARANTEE
-    privacy = f"ε = {proved.epsilon:.3g}, δ = {proved.delta:g} after {format_rounds(rounds)}"
+    privacy = f"ε = {proved.epsilon:.3g}, δ = {proved.delta:g} after {number_of(rounds, 'round')}"
     privacy = describe_spending(clients, victims) if clients else privacy
     return f"{privacy}; {proved.neighbours}; {proved.accountant}; N and metrics in the clear"
 

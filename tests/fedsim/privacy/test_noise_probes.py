@@ -15,9 +15,8 @@ from fedsim.interfaces.local_context import LocalContext
 from fedsim.interfaces.mechanism import Mechanism
 from fedsim.privacy import noise_probes
 from fedsim.privacy.audited_defense import AuditedDefense
-from fedsim.privacy.claim_probes import probe_accountant, probe_sampling
+from fedsim.privacy.claim_probes import probe_accountant, probe_freshness, probe_sampling
 from fedsim.privacy.defense_audit import plan_audit
-from fedsim.privacy.freshness_probes import probe_freshness
 from fedsim.privacy.noise_probes import list_violations, probe_noise
 from fedsim.recording.wire_format import State
 from tests.support.planted_defenses import CLIP, SoundShares
