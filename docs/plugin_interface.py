@@ -96,10 +96,11 @@ PARTS = {
     "A finding of a new kind": (
         "What none of these can claim is a kind of its own: a frozen dataclass that derives from `Finding`, and its "
         "evaluator, which `fedsim.findings` registers under the finding's `kind`. An attack returns the finding. The "
-        "evaluator alone gets the truth. 1. `form` refuses, against a `FindingSpec`, a finding that cannot be judged. "
-        "2. `truth` says which of a victim's data it is about. 3. `judge` reads them by the `EvaluationContext` and "
-        "returns scores, each by a declared metric ([A metric](#a-metric)) and beside the best guess. 4. `show` "
-        "returns a `Display`, whose numbers, tables and matrices suit any kind. `my_finding.py` in "
+        "evaluator alone gets the truth. 1. `check_form` refuses, against a `FindingSpec`, a finding that cannot be "
+        "judged. 2. `truth` says which of a victim's data it is about. 3. `judge` reads them by the "
+        "`EvaluationContext` and returns scores, each by a declared metric ([A metric](#a-metric)) and beside the "
+        "best guess. 4. `show` returns a `Display`, whose numbers, tables and matrices suit any kind. `my_finding.py`"
+        " in "
         "[Write a kind of finding](../how-to/write-a-finding.md) is an example.",
         [
             findings.Finding,

@@ -11,7 +11,7 @@ from fedsim.contract.checks import CheckedPlugin, ContractViolation, expect
 from fedsim.interfaces.findings import Finding
 
 _PARAMETERS = {
-    "form": ("finding", "spec"),
+    "check_form": ("finding", "spec"),
     "truth": ("finding", "about", "case"),
     "judge": ("finding", "about", "context"),
     "show": ("finding", "truth", "tokens", "metric"),

@@ -729,7 +729,7 @@ class Odd(Evaluator[Reconstruction]):
 
     finding = Reconstruction
 
-    def form(self, finding: Any, spec: Any) -> None: ...
+    def check_form(self, finding: Any, spec: Any) -> None: ...
 
     def judge(self, finding: Any) -> Judgement:  # type: ignore[override]
         return Judgement()

@@ -47,7 +47,7 @@ class Brightnesses(Evaluator[Brightness]):
 
     finding = Brightness
 
-    def form(self, finding, spec):
+    def check_form(self, finding, spec):
         if not 0 <= finding.level <= 1:
             spec.expect("a brightness of", finding.level, "one from 0 to 1")
 

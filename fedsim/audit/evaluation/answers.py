@@ -69,7 +69,7 @@ class AnswerEvaluator(Evaluator[AnsweredValues]):
 
     finding = AnsweredValues
 
-    def form(self, finding: AnsweredValues, spec: FindingSpec) -> None:
+    def check_form(self, finding: AnsweredValues, spec: FindingSpec) -> None:
         """Accept every form: which questions there are is in the messages."""
 
     def truth(self, finding: AnsweredValues, about: FindingMetadata, case: Case) -> Truth | None:

@@ -152,7 +152,7 @@ class Judgement:
 class Evaluator(ABC, Generic[FindingT]):
     """Evaluator of one kind of finding; it alone gets the truth.
 
-    The methods are called in this order: `form` as soon as an attack returns; `judge`, which may
+    The methods are called in this order: `check_form` as soon as an attack returns; `judge`, which may
     call `truth`, when the attacks are done; `truth` and `show`, and `guess` for images, when a page
     is written.
 
@@ -167,7 +167,7 @@ class Evaluator(ABC, Generic[FindingT]):
     finding: ClassVar[type[Finding]]
 
     @abstractmethod
-    def form(self, finding: FindingT, spec: FindingSpec) -> None:
+    def check_form(self, finding: FindingT, spec: FindingSpec) -> None:
         """Raise AttackError unless `finding` has the form that is needed to judge it."""
 
     @abstractmethod
@@ -258,7 +258,7 @@ def check_claim(finding: Finding, spec: FindingSpec) -> None:
             f"{spec.where}: what the attack claims is about {fact}, which it was not given; name '{fact}' in its "
             "'needs', and grant it under [adversary.knowledge]"
         )
-    evaluator.form(finding, spec)
+    evaluator.check_form(finding, spec)
 
 
 def group_members(about: FindingMetadata) -> Sequence[int]:

@@ -56,7 +56,7 @@ class ExampleCountEvaluator(Evaluator[ExampleCount]):
 
     finding = ExampleCount
 
-    def form(self, finding: ExampleCount, spec: FindingSpec) -> None:
+    def check_form(self, finding: ExampleCount, spec: FindingSpec) -> None:
         """Accept any: the constructor checks the numbers."""
         del finding, spec
 

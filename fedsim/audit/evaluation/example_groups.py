@@ -84,7 +84,7 @@ class ExampleGroupsEvaluator(Evaluator[ExampleGroups]):
 
     finding = ExampleGroups
 
-    def form(self, finding: ExampleGroups, spec: FindingSpec) -> None:
+    def check_form(self, finding: ExampleGroups, spec: FindingSpec) -> None:
         """Check that the examples have the federation's shape and kind."""
         check_kinds(finding, spec)
 

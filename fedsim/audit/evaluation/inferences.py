@@ -56,7 +56,7 @@ class InferenceEvaluator(Evaluator[Inference]):
 
     finding = Inference
 
-    def form(self, finding: Inference, spec: FindingSpec) -> None:
+    def check_form(self, finding: Inference, spec: FindingSpec) -> None:
         """Check that there are scores of all granted records, for candidates that exist."""
         partial_records = spec.knowledge.partial_records
         if finding.of == "source":

@@ -58,7 +58,7 @@ class LabelDistributionEvaluator(Evaluator[LabelDistribution]):
 
     finding = LabelDistribution
 
-    def form(self, finding: LabelDistribution, spec: FindingSpec) -> None:
+    def check_form(self, finding: LabelDistribution, spec: FindingSpec) -> None:
         """Check that there is one share for each class of the federation."""
         classes = spec.knowledge.num_classes  # of shares of more classes, each guess would be bad
         if spec.task is not None:

@@ -59,7 +59,7 @@ class LinkageEvaluator(Evaluator[Linkage]):
 
     finding = Linkage
 
-    def form(self, finding: Linkage, spec: FindingSpec) -> None:
+    def check_form(self, finding: Linkage, spec: FindingSpec) -> None:
         """Check that the messages are of clients that exist."""
         if spec.clients is not None:
             spec.expect_below("messages of clients", finding.clients, spec.clients)

@@ -55,7 +55,7 @@ class LocalModelEvaluator(Evaluator[LocalModel]):
 
     finding = LocalModel
 
-    def form(self, finding: LocalModel, spec: FindingSpec) -> None:
+    def check_form(self, finding: LocalModel, spec: FindingSpec) -> None:
         """Check that the model has the tensors of the broadcast, in their types and shapes."""
         if spec.before is None:
             return

@@ -115,7 +115,7 @@ class MembershipEvaluator(Evaluator[Membership]):
 
     finding = Membership
 
-    def form(self, finding: Membership, spec: FindingSpec) -> None:
+    def check_form(self, finding: Membership, spec: FindingSpec) -> None:
         """Check that there is one score for each candidate."""
         candidates = spec.knowledge.candidates
         if candidates is not None:

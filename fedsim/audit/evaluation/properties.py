@@ -82,7 +82,7 @@ class PropertyEvaluator(Evaluator[PropertyPresence]):
 
     finding = PropertyPresence
 
-    def form(self, finding: PropertyPresence, spec: FindingSpec) -> None:
+    def check_form(self, finding: PropertyPresence, spec: FindingSpec) -> None:
         """Check that the messages are of clients that exist."""
         if spec.clients is not None:
             spec.expect_below("messages of clients", finding.clients, spec.clients)

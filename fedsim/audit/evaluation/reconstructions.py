@@ -42,7 +42,7 @@ class ReconstructionEvaluator(Evaluator[Reconstruction]):
 
     finding = Reconstruction
 
-    def form(self, finding: Reconstruction, spec: FindingSpec) -> None:
+    def check_form(self, finding: Reconstruction, spec: FindingSpec) -> None:
         """Check that the examples have the federation's shape and kind."""
         check_kinds(finding, spec)
 

@@ -66,7 +66,7 @@ class RepresentativesEvaluator(Evaluator[findings.Representatives]):
 
     finding = findings.Representatives
 
-    def form(self, finding: findings.Representatives, spec: FindingSpec) -> None:
+    def check_form(self, finding: findings.Representatives, spec: FindingSpec) -> None:
         """Check that the examples have the federation's shape and kind."""
         check_kinds(finding, spec)
 

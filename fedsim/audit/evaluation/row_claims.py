@@ -68,7 +68,7 @@ class RowLabelsEvaluator(Evaluator[RowLabels]):
 
     finding = RowLabels
 
-    def form(self, finding: RowLabels, spec: FindingSpec) -> None:
+    def check_form(self, finding: RowLabels, spec: FindingSpec) -> None:
         """Check that there is a score for each class."""
         if spec.knowledge.num_classes is not None:
             spec.expect("scores of classes numbering", finding.scores.shape[1], spec.knowledge.num_classes)
@@ -140,7 +140,7 @@ class RowFeaturesEvaluator(Evaluator[RowFeatures]):
 
     finding = RowFeatures
 
-    def form(self, finding: RowFeatures, spec: FindingSpec) -> None:
+    def check_form(self, finding: RowFeatures, spec: FindingSpec) -> None:
         """Check the number of features, and that no row is claimed that was granted."""
         if spec.knowledge.columns is not None:
             spec.expect("features numbering", finding.data.shape[1], sum(spec.knowledge.columns))

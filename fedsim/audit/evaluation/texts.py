@@ -29,7 +29,7 @@ class TextEvaluator(Evaluator[findings.Texts]):
 
     finding = findings.Texts
 
-    def form(self, finding: findings.Texts, spec: FindingSpec) -> None:
+    def check_form(self, finding: findings.Texts, spec: FindingSpec) -> None:
         """Check that the texts have the federation's length, vocabulary and kind."""
         check_kinds(finding, spec)
 

@@ -78,7 +78,7 @@ def present(*clients: int) -> PropertyPresence:
     ],
 )
 def test_a_finding_of_the_right_form_passes(rule: FindingSpec, finding: Finding) -> None:
-    evaluator_of(finding).form(finding, rule)
+    evaluator_of(finding).check_form(finding, rule)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_a_finding_of_the_right_form_passes(rule: FindingSpec, finding: Finding)
 def test_a_finding_of_another_form_is_one_sentence(rule: FindingSpec, finding: Finding, sentence: str) -> None:
     whole = f"round 1, client 0: the attack claims {sentence}; fix the attack"
     with pytest.raises(AttackError, match=f"^{re.escape(whole)}$"):
-        evaluator_of(finding).form(finding, rule)
+        evaluator_of(finding).check_form(finding, rule)
 
 
 @pytest.mark.parametrize(

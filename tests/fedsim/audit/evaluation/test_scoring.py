@@ -507,4 +507,4 @@ def test_labels_and_shares_beyond_the_known_classes_are_refused() -> None:
         check_kinds(Reconstruction(data=images(1), labels=torch.tensor([99])), spec)
     shares = LabelDistribution(rounds=torch.tensor([1]), shares=torch.full((1, 50), 0.02))
     with pytest.raises(AttackError, match="claims shares of classes numbering 50, expected 10"):
-        LabelDistributionEvaluator().form(shares, spec)
+        LabelDistributionEvaluator().check_form(shares, spec)
