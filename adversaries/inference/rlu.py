@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from adversaries.inference.label_distribution import infer_label_distribution
+from adversaries.inference.label_distribution import check_output_layer, infer_label_distribution
 from adversaries.loadable_network import LoadableNetwork
 from adversaries.local_models.model_sources import compute_outputs
 from adversaries.simulated import training_plan
@@ -83,8 +83,11 @@ class LabelsFromUpdates(Attack):
     rounds_needed: ClassVar[RoundsNeeded] = ALL
 
     def check_facts(self, knowledge: Knowledge, num_examples: int | None = None, granted: Collection[str] = ()) -> None:
-        """Refuse auxiliary records without classes."""
-        _Confidences(self, knowledge)
+        """Refuse auxiliary records without classes, other optimizers than SGD, and a last layer without a bias."""
+        shape = _Confidences(self, knowledge).input_shape
+        if knowledge.optimizer not in (None, "sgd"):
+            raise _optimizer_error("optimizer", knowledge.optimizer)
+        check_output_layer(replace(knowledge, input_shape=shape), reads_bias=True)
 
     def _run(self, target: Target, progress: Progress) -> LabelDistribution:
         knowledge = target.knowledge
@@ -114,10 +117,7 @@ class LabelsFromUpdates(Attack):
             # Divide by learning rate x steps.
             scale, steps = total_step_size(update.num_examples, knowledge), known_steps(knowledge, update.num_examples)
             if scale is None or steps is None:
-                raise AttackError(
-                    f"{where}: clients step with {knowledge.optimizer}, and how far that moves a weight is not known; "
-                    "take label-counts"
-                )
+                raise _optimizer_error(where, knowledge.optimizer)
             gradient = bias_change / scale
             shares = _solve_shares(confidences.interpolate(update.before, update.after, steps, where), gradient)
             if steps == 1 or not self.simulations:
@@ -139,6 +139,12 @@ class LabelsFromUpdates(Attack):
         return torch.stack(last_half).mean(0)
 
 
+def _optimizer_error(where: str, optimizer: str | None) -> AttackError:
+    return AttackError(
+        f"{where}: clients step with {optimizer}, and how far that moves a weight is not known; take label-counts"
+    )
+
+
 class _Confidences:
     """Estimates the confidence matrix S on auxiliary records."""
 
@@ -153,6 +159,11 @@ class _Confidences:
                 f"of {len(self._inputs)} auxiliary records {len(self._labels)} have labels that are classes, expected "
                 "one each; grant others with adversary.knowledge.auxiliary"
             )
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Return the shape of an auxiliary record."""
+        return tuple(self._inputs.shape[1:])
 
     def bias_name(self, before: State, where: str) -> str:
         """Return the name of the last layer's bias."""

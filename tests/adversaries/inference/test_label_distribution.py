@@ -247,8 +247,9 @@ def test_a_last_layer_without_bias_is_refused_before_the_run(digits: Dataset) ->
     def model() -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 10, bias=False))
 
-    with pytest.raises(AttackError, match="the model's last linear layer has no bias; attack a model that ends in a"):
-        LabelCounts().check_facts(knowledge(digits, model=model))
+    for attack in (LabelCounts(), LabelsFromUpdates()):
+        with pytest.raises(AttackError, match="last linear layer has no bias; attack a model that ends in a linear"):
+            attack.check_facts(knowledge(digits, model=model))
     LabelLeakage().check_facts(knowledge(digits, model=model))
 
 
@@ -292,6 +293,8 @@ def test_what_rlu_cannot_read_is_refused_in_one_sentence(digits: Dataset, tmp_pa
     for change, told in cases:
         with pytest.raises(AttackError, match=told):
             claimed(LabelsFromUpdates(), transcript, knowledge(digits, **change))
+    with pytest.raises(AttackError, match=r"^optimizer: clients step with adam"):  # before the run
+        LabelsFromUpdates().check_facts(knowledge(digits, optimizer="adam"))
 
 
 def test_a_client_that_holds_nothing_is_refused(digits: Dataset, tmp_path: Path) -> None:
