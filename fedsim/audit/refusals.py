@@ -140,7 +140,7 @@ def _check_round_count(audit: Audit, attack: Attack) -> None:
     count = _count_rounds(audit.spec.adversary, audit.config)
     if attack.reads_one_round() or count is None:
         return
-    needed = attack.count_fewest_rounds(_count_parameters(audit))
+    needed = attack.count_fewest_rounds(audit.case.count_parameters())
     if count >= needed:
         return
     raise KnowledgeError(
@@ -170,15 +170,6 @@ def _count_rounds(adversary: AdversaryTable, config: Config | None) -> int | Non
     recorded = config.recording.rounds
     numbers = range(1, config.federation.rounds + 1) if recorded is None else recorded
     return len(numbers[:: config.recording.every])
-
-
-def _count_parameters(audit: Audit) -> int | None:
-    """Return how many parameters clients train and send; None where a recording made elsewhere decides."""
-    if audit.experiment is None:
-        return None
-    private = audit.experiment.private_names
-    named = audit.experiment.model.named_parameters()
-    return sum(tensor.numel() for name, tensor in named if tensor.requires_grad and name not in private)
 
 
 def _facts_in_headers(audit: Audit) -> list[str]:

@@ -141,6 +141,10 @@ class Case(ABC):
     def count_clients(self, adversary: AdversaryTable) -> int | None:
         """Return how many clients at most the attacked rounds show; None where it is not known."""
 
+    def count_parameters(self) -> int | None:
+        """Return how many parameters clients train and send; None where it is not known."""
+        return None
+
     @abstractmethod
     def public(self) -> PublicExamples | None:
         """Return examples of the same kind that no client holds; None where none are known."""

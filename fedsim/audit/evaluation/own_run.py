@@ -110,6 +110,12 @@ class OwnRun(Case):
         clients = self._sample_size if is_one_round else config.federation.clients
         return min(clients, len(config.recording.clients or range(clients)))
 
+    def count_parameters(self) -> int:
+        """Return how many parameters clients train and send."""
+        private = self.own_experiment.private_names
+        named = self.own_experiment.model.named_parameters()
+        return sum(tensor.numel() for name, tensor in named if tensor.requires_grad and name not in private)
+
     @property
     def _all_take_part(self) -> bool:
         """Whether each client sends in each round."""

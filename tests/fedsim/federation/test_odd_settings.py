@@ -166,9 +166,6 @@ def test_a_learning_rate_of_clients_that_a_strategy_does_not_set_is_refused_or_t
     assert "strategy.client_learning_rate: is 0.5" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("clients", "beta", "trims"), [(4, 0.2, False), (4, 0.25, True), (5, 0.2, True), (4, 0.0, True)]
-)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StrangersNoise(Defense):
     """Adds noise to all that is sent, and declares nothing."""
@@ -218,6 +215,9 @@ def test_a_network_of_another_type_than_attacks_compute_in_is_refused() -> None:
         Experiment(make_tiny_config(model={"name": f"{__name__}:CastingLinear"})).check()
 
 
+@pytest.mark.parametrize(
+    ("clients", "beta", "trims"), [(4, 0.2, False), (4, 0.25, True), (5, 0.2, True), (4, 0.0, True)]
+)
 def test_a_trimmed_mean_that_trims_nobody_is_told_of(
     clients: int, beta: float, trims: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
