@@ -86,12 +86,10 @@ class TunedGenerators:
     Attributes:
         network: the generator that all begin as.
         latents: `example latent`.
-        unit: change of a weight for one unit of what is optimised.
     """
 
     network: ImageGenerator
     latents: Tensor
-    unit: float
 
     def start(self, problem: InversionProblem, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
         """Return the distance 0 from the generator, `example weight`."""
@@ -108,7 +106,7 @@ class TunedGenerators:
         def generate(offsets: Tensor, latents: Tensor) -> Tensor:
             tuned = {}
             for (name, shape), part in zip(shapes.items(), torch.split(offsets, sizes), strict=True):
-                tuned[name] = weights[name] + self.unit * part.reshape(shape)
+                tuned[name] = weights[name] + part.reshape(shape)
             images: Tensor = functional_call(self.network, tuned, latents[None])
             return images[0]
 

@@ -71,7 +71,10 @@ class TranscriptPrior(Attack):
     References:
         [Jeon2021], GIML to learn and GIAS to attack, as in the released code. Differs: a generator of 70 thousand
         weights without normalisation, far fewer steps, and Reptile's step in place of Adam's in its direction. There
-        each update is of fresh weights or moves along a training; here of the rounds that were recorded.
+        each update is of fresh weights or moves along a training; here of the rounds that were recorded. The released
+        code penalises the norm of latent vectors, not its square, and only while it learns; it adds the total variation
+        of both directions, whose mean is taken here. On the same generator the two take the same steps (study
+        `giml_parity`).
     """
 
     tasks: NonNegativeInt = 200
@@ -116,9 +119,12 @@ class TranscriptPrior(Attack):
             tv_weight=self.tv_weight,
         ).with_title(self.title)
         latents = latent_matcher.find_latents(update, target, report(self.tasks))
-        tuned = TunedGenerators(network=network, latents=latents, unit=self.tuning_step_size)
+        tuned = TunedGenerators(network=network, latents=latents)
         tuning_matcher = replace(
-            latent_matcher, parametrisation=tuned, iterations=self.tuning_iterations, step_size=1.0
+            latent_matcher,
+            parametrisation=tuned,
+            iterations=self.tuning_iterations,
+            step_size=self.tuning_step_size,
         ).with_title(self.title)
         report_tuning = report(self.tasks + self.latent_iterations)
         return tuning_matcher.invert(update, target.knowledge, target.rng, report_tuning)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -9,14 +10,21 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from adversaries.inversion import transcript_prior
+from adversaries.inversion.transcript_generator import TunedGenerators
 from adversaries.inversion.transcript_prior import TranscriptPrior
 from fedsim.base.errors import AttackError
 from fedsim.base.randomness import generator
 from fedsim.interfaces.attack import Knowledge
 from fedsim.interfaces.attack_warnings import collect_warnings
 from fedsim.inversion import public_fits
+from fedsim.inversion.distances import Cosine
+from fedsim.inversion.priors import TotalVariation
+from fedsim.inversion.problem_builder import build_problem
+from fedsim.inversion.recipe import step_decay_schedule
+from fedsim.inversion.update_models import GradientAtBroadcast
 from fedsim.recording.payloads import Payload
 from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import Update
@@ -113,6 +121,38 @@ def test_updates_that_cannot_be_inverted_teach_nothing_and_end_nothing(updates: 
     empty = record_updates(tmp_path / "b", [with_sent(update, 0.0) for update in updates[:3]])
     with pytest.raises(AttackError, match="there is nothing to match"):
         attack._find_generator(target_client(empty, knowledge(0)), (1, 8, 8), lambda *_: None)
+
+
+def test_generators_are_tuned_as_adam_tunes_their_weights(
+    updates: list[Update], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their gradients are small: in another unit, the constant that Adam adds to them stopped most of the tuning."""
+    kept = list[TunedGenerators]()
+
+    generate = TunedGenerators.dummy_data
+
+    def keep(self: TunedGenerators, *arguments: Any) -> Tensor:
+        kept.append(self)
+        return generate(self, *arguments)
+
+    monkeypatch.setattr(TunedGenerators, "dummy_data", keep)
+    attack, known = replace(SHORT, tasks=0, tuning_iterations=4), knowledge(0)
+    finding = run_attack(attack, record_updates(tmp_path / "a", updates[:2]), known, 0)
+    assert known.labels is not None
+    problem = replace(build_problem(updates[0], known), labels=known.labels)
+    copies = [copy.deepcopy(kept[0].network).requires_grad_() for _ in kept[0].latents]
+    optimizer = torch.optim.Adam([weight for network in copies for weight in network.parameters()])
+    for iteration in range(4):
+        optimizer.param_groups[0]["lr"] = attack.tuning_step_size * step_decay_schedule(iteration, 4)
+        images = torch.cat([network(latent[None]) for network, latent in zip(copies, kept[0].latents, strict=True)])
+        dummy = problem.scaling.from_unit_range(images)
+        gradient = GradientAtBroadcast().gradient(problem, {}, dummy, problem.labels)
+        prior = attack.tv_weight * TotalVariation()(problem, dummy, dummy)
+        optimizer.zero_grad()
+        (Cosine()(gradient, Cosine().target(problem)) + prior).backward()
+        optimizer.step()
+    images = torch.cat([network(latent[None]) for network, latent in zip(copies, kept[0].latents, strict=True)])
+    assert torch.allclose(finding.data, images, atol=1e-5)
 
 
 def test_one_client_alone_teaches_nothing(updates: list[Update], tmp_path: Path) -> None:
