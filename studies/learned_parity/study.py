@@ -156,10 +156,16 @@ def invert_by_official_code(recorded: RecordedGradients, width: int, epochs: int
 @contextlib.contextmanager
 def on_processor() -> Iterator[None]:
     """Let code that moves all to a GPU compute on the processor, and print nothing."""
-    move = nn.Module.to
+    move, convert = nn.Module.to, Tensor.to
 
-    def move_elsewhere(module: nn.Module, place: Any, *args: Any) -> nn.Module:
-        return module if place == "cuda" else move(module, place, *args)
+    def move_elsewhere(module: nn.Module, *args: Any, **more: Any) -> nn.Module:
+        return module if names_gpu(args) else move(module, *args, **more)
+
+    def convert_here(tensor: Tensor, *args: Any, **more: Any) -> Tensor:
+        return tensor if names_gpu(args) else convert(tensor, *args, **more)
+
+    def names_gpu(args: Sequence[Any]) -> bool:
+        return bool(args) and str(args[0]).startswith("cuda")
 
     def stay(tensor_or_module: Any) -> Any:
         return tensor_or_module
@@ -168,6 +174,7 @@ def on_processor() -> Iterator[None]:
         patches.enter_context(patch.object(Tensor, "cuda", stay))
         patches.enter_context(patch.object(nn.Module, "cuda", stay))
         patches.enter_context(patch.object(nn.Module, "to", move_elsewhere))
+        patches.enter_context(patch.object(Tensor, "to", convert_here))
         patches.enter_context(contextlib.redirect_stderr(io.StringIO()))
         patches.enter_context(contextlib.redirect_stdout(io.StringIO()))
         yield
