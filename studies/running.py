@@ -270,10 +270,15 @@ def run_sweep(study: Study, path: Path, only: Mapping[str, str]) -> None:
         raise ConfigError(f"studies/{study.name}: no cell is {dict(only)}; fedsim sweep --dry-run lists them")
     changes = {"sweep.only": chosen} if only else {}
     sweep = fedsim.sweep(path_of_sweep, out=RUNS / study.name, set=changes)
-    if sweep.failures:
+    row_of_failure = getattr(study.module, "row_of_failure", None)
+    if sweep.failures and not row_of_failure:
         raise ConfigError(f"studies/{study.name}: {len(sweep.failures)} cells failed, the first: {sweep.failures[0]}")
     rows_of_sweep = getattr(study.module, "rows_of_sweep", None)
     rows = list(rows_of_sweep(sweep) if rows_of_sweep else kept_rows(study.file, sweep))
+    if row_of_failure:
+        has_failed = sweep.cells["state"] == "failed"
+        failed = sweep.cells[has_failed].astype(str).to_dict("records")
+        rows += [row_of_failure(cell, fedsim.open(sweep.path / cell["run"], trust=True)) for cell in failed]
     path.unlink(missing_ok=True)
     append_rows(path, rows, study.file.number_format)
 

@@ -36,18 +36,33 @@ Rows = Sequence[Mapping[str, str]]
 def rows_of_sweep(sweep: fedsim.Sweep) -> Iterator[Row]:
     """Yield a row for each attack, victim and metric; the naive attack's have accuracy and epsilon."""
     for labels, run in runs_of_sweep(sweep):
-        spent = [loss.epsilon for loss in epsilons(RunFolder(run.path))]
+        cost = cost_of(run)
         for score in run.scores.to_dict("records"):
             if score["metric"] in METRICS:
                 knows = str(score["attack"]).endswith("adaptive")
                 yield {
                     "cell": labels["case"], "key": labels["cell"][:8], "knows": knows,
-                    "accuracy": "" if knows else final_accuracy(run),
-                    "epsilon": "" if knows else min(spent, default=""),
-                    "bytes": next(iter(run.transcript.upload_sizes(run.transcript.rounds[0]).values())), "failed": "",
+                    **(cost | {"accuracy": "", "epsilon": ""} if knows else cost), "failed": "",
                     "attack": f"{labels['attack']} adaptive" if knows else labels["attack"],
                     **{name: score[name] for name in ("victim", "metric", "value", "floor", "floor_guess")},
                 }  # fmt: skip
+
+
+def row_of_failure(cell: Mapping[str, str], run: fedsim.Run) -> Row:
+    """Return the row of a cell whose attack is refused, which is what the study has to say of it."""
+    return {
+        "cell": cell["case"], "key": cell["cell"][:8], "knows": False, **cost_of(run), "failed": cell["reason"],
+        "attack": "", "victim": "", "metric": "", "value": "", "floor": "", "floor_guess": "",
+    }  # fmt: skip
+
+
+def cost_of(run: fedsim.Run) -> Row:
+    """Return what the federation of a run ended with, and what its messages weigh."""
+    return {
+        "accuracy": final_accuracy(run),
+        "epsilon": min((loss.epsilon for loss in epsilons(RunFolder(run.path))), default=""),
+        "bytes": next(iter(run.transcript.upload_sizes(run.transcript.rounds[0]).values())),
+    }
 
 
 def epsilons(folder: RunFolder) -> Iterator[Any]:
