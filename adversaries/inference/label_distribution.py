@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 
 import torch
 from torch import Tensor
@@ -66,7 +67,7 @@ def check_output_layer(knowledge: Knowledge, *, reads_bias: bool = False) -> int
     """
     assert knowledge.model is not None
     try:
-        if reads_bias and (inputs := probe_inputs(model := knowledge.model().eval(), knowledge)) is not None:
+        if reads_bias and (inputs := probe_inputs(model := deepcopy(knowledge.model()).eval(), knowledge)) is not None:
             last_bias_name(model, inputs)
         return count_outputs(knowledge)
     except KnowledgeError as error:

@@ -57,7 +57,7 @@ def clusters_of_claims(public: PublicExamples, labels: Tensor) -> list[Tensor]:
 
 def centres_of_claims(public: PublicExamples, labels: Tensor) -> Tensor:
     """Return `example ...`, the mean of the public examples of each of `clusters_of_claims`."""
-    return torch.stack(_in_order_of_claims(public, labels, _class_centres))
+    return _summarize_clusters(public, labels, "centres", lambda examples: examples.mean(0))
 
 
 def medians_of_claims(public: PublicExamples, labels: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ def medians_of_claims(public: PublicExamples, labels: Tensor) -> Tensor:
 
     Where most examples of a class are black, so is it, while a mean is grey: by SSIM it is the better guess of a digit.
     """
-    return torch.stack(_in_order_of_claims(public, labels, _class_medians))
+    return _summarize_clusters(public, labels, "medians", lambda examples: examples.median(0).values)
 
 
 def share_by_public(public: PublicExamples, key: Hashable, compute: Callable[[], ValueT]) -> ValueT:
@@ -120,22 +120,18 @@ def _class_clusters(public: PublicExamples, label: int | None, count: int) -> li
     return share_by_public(public, ("clusters", label, count), split_class)
 
 
-def _class_centres(public: PublicExamples, label: int | None, count: int) -> list[Tensor]:
-    """Return the mean of each of `_class_clusters`."""
+def _summarize_clusters(
+    public: PublicExamples, labels: Tensor, name: str, summarize: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Return `example ...`, what `summarize` makes of the public examples of each of `clusters_of_claims`."""
 
-    def average() -> list[Tensor]:
-        return [public.data[indices].mean(0) for indices in _class_clusters(public, label, count)]
+    def summarize_class(public: PublicExamples, label: int | None, count: int) -> list[Tensor]:
+        def summarize_each() -> list[Tensor]:
+            return [summarize(public.data[indices]) for indices in _class_clusters(public, label, count)]
 
-    return share_by_public(public, ("centres", label, count), average)
+        return share_by_public(public, (name, label, count), summarize_each)
 
-
-def _class_medians(public: PublicExamples, label: int | None, count: int) -> list[Tensor]:
-    """Return the median of each of `_class_clusters`."""
-
-    def find_medians() -> list[Tensor]:
-        return [public.data[indices].median(0).values for indices in _class_clusters(public, label, count)]
-
-    return share_by_public(public, ("medians", label, count), find_medians)
+    return torch.stack(_in_order_of_claims(public, labels, summarize_class))
 
 
 def _split(data: Tensor, indices: Tensor, count: int) -> list[Tensor]:

@@ -17,13 +17,12 @@ from fedsim.audit.evaluation.matches import Pool
 from fedsim.audit.evaluation.statistics import mean_and_margin
 from fedsim.base.errors import ConfigError
 from fedsim.federation.config import AttackFile
-from fedsim.federation.run_folder import RunFolder
 from fedsim.federation.table_validation import validate_tables
 from fedsim.report.summary import Summary
 from fedsim.sweeps.file import read_sweep
 from fedsim.sweeps.grid import SweepGrid, build_grid
-from studies.defenses.study import epsilons, promised_epsilon
-from studies.running import RUNS, STUDIES, Row, final_accuracy, run_or_resume
+from studies.defenses.study import cost_of, promised_epsilon
+from studies.running import RUNS, STUDIES, Row, run_or_resume
 from studies.trust.prices import accuracies, table_of_prices
 from studies.trust.verdicts import ATTACKS, METRICS, NONE, Rows, readings, verdict_of
 from studies.writing import group_rows, markdown_table, select_rows
@@ -81,11 +80,7 @@ def measure(seed: int, attack: str, case: str) -> list[Row]:
     # A victim without a score would be left out of the means without a word; its finding stays for the next try.
     if unscored:
         raise ConfigError(f"studies/trust: {case}, seed {seed}: {unscored[0]}; run the same command again")
-    size = next(iter(run.transcript.upload_sizes(run.transcript.rounds[0]).values()))
-    about: Row = {
-        "accuracy": final_accuracy(run), "bytes": size,
-        "epsilon": min((loss.epsilon for loss in epsilons(RunFolder(run.path))), default=""),
-    }  # fmt: skip
+    about = cost_of(run)
     others = identify_others(run, audit, scores)
     rows = []
     for row in scores:
