@@ -14,7 +14,7 @@ from fedsim.base.loss_term import prediction_loss
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import ALL, Attack, Knowledge, Paper, Progress, RoundsNeeded, Target
 from fedsim.interfaces.findings import LabelDistribution
-from fedsim.inversion.labels.last_layer import last_layer, untrained_layer_error
+from fedsim.inversion.labels.last_layer import last_bias_name, untrained_layer_error
 from fedsim.inversion.labels.updates import count_labels
 from fedsim.inversion.model_checks import random_inputs
 from fedsim.inversion.problem_builder import build_problem
@@ -53,11 +53,11 @@ class LabelCounts(Attack):
             before = dict(zip(problem.parameter_names, problem.before, strict=True)) | buffers
             # Beside a gradient there are no returned weights.
             after = dict(zip(problem.parameter_names, problem.after or problem.before, strict=True)) | buffers
-            layer = last_layer(problem, random_inputs(knowledge, problem.before[0]))
-            if layer.bias_gradient is not None and not layer.bias_gradient.any():
+            bias = last_bias_name(problem.model, random_inputs(knowledge, problem.before[0]))
+            if bias not in problem.parameter_names or not problem.direction[problem.parameter_names.index(bias)].any():
                 raise untrained_layer_error("the bias")
             labels = count_labels(update, knowledge, problem.model, before, after, target.rng)
-            return labels.bincount(minlength=len(layer.weight))
+            return labels.bincount(minlength=len(problem.model.get_parameter(bias)))
 
         # Where the loss itself smooths labels, `count_labels` has removed the smoothing already.
         smoothing = knowledge.label_smoothing if prediction_loss(knowledge.loss) is cross_entropy else None

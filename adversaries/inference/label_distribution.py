@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import deepcopy
 
 import torch
 from torch import Tensor
@@ -12,8 +11,7 @@ from adversaries.inference.usable_rounds import compute_by_round
 from fedsim.base.errors import AttackError, KnowledgeError
 from fedsim.interfaces.attack import Knowledge, Progress, Target
 from fedsim.interfaces.findings import LabelDistribution
-from fedsim.inversion.labels.last_layer import count_outputs, last_bias_name
-from fedsim.inversion.model_checks import probe_inputs
+from fedsim.inversion.labels.last_layer import count_outputs
 from fedsim.recording.wire_format import Update
 
 ClassCounter = Callable[[Update], Tensor]
@@ -65,11 +63,8 @@ def check_output_layer(knowledge: Knowledge, *, reads_bias: bool = False) -> int
     Raises:
         AttackError: the network does not end in a linear layer by which labels are counted.
     """
-    assert knowledge.model is not None
     try:
-        if reads_bias and (inputs := probe_inputs(model := deepcopy(knowledge.model()).eval(), knowledge)) is not None:
-            last_bias_name(model, inputs)
-        return count_outputs(knowledge)
+        return count_outputs(knowledge, by_bias=reads_bias)
     except KnowledgeError as error:
         raise AttackError(_explain_layer(error)) from error
 

@@ -30,7 +30,12 @@ from fedsim.interfaces.attack import (
     warn,
 )
 from fedsim.interfaces.findings import LabelDistribution
-from fedsim.inversion.labels.last_layer import apportion_counts, last_bias_name, untrained_layer_error
+from fedsim.inversion.labels.last_layer import (
+    apportion_counts,
+    has_own_weights,
+    last_bias_name,
+    untrained_layer_error,
+)
 from fedsim.inversion.labels.logit_gradient import logit_gradient
 from fedsim.inversion.labels.updates import layer_directions, total_step_size
 from fedsim.inversion.named_states import named_states
@@ -84,7 +89,7 @@ class LabelsFromUpdates(Attack):
 
     def check_facts(self, knowledge: Knowledge, num_examples: int | None = None, granted: Collection[str] = ()) -> None:
         """Refuse auxiliary records without classes, other optimizers than SGD, and a last layer without a bias."""
-        shape = _Confidences(self, knowledge).input_shape
+        shape = tuple(_Confidences(self, knowledge).probes.shape[1:])
         if knowledge.optimizer not in (None, "sgd"):
             raise _optimizer_error("optimizer", knowledge.optimizer)
         check_output_layer(replace(knowledge, input_shape=shape), reads_bias=True)
@@ -100,9 +105,10 @@ class LabelsFromUpdates(Attack):
             where = f"round {update.round}, client {update.client}"
 
             # Read the change of the last layer's bias.
-            name = confidences.bias_name(update.before, where)
-            states = named_states(update, confidences.network.load(update.before, where), where)
-            bias_change = layer_directions(name, states, knowledge.defenses_in(update.round))[name]
+            network, probes = confidences.network.load(update.before, where), confidences.probes
+            name, owns_weights = last_bias_name(network, probes), has_own_weights(network, probes)
+            states, defenses = named_states(update, network, where), knowledge.defenses_in(update.round)
+            bias_change = layer_directions(name, states, defenses, owns_weights=owns_weights)[name]
             if not bias_change.any():
                 raise untrained_layer_error(name)
             form = logit_gradient(knowledge.loss or cross_entropy, len(bias_change), knowledge.device)
@@ -161,13 +167,9 @@ class _Confidences:
             )
 
     @property
-    def input_shape(self) -> tuple[int, ...]:
-        """Return the shape of an auxiliary record."""
-        return tuple(self._inputs.shape[1:])
-
-    def bias_name(self, before: State, where: str) -> str:
-        """Return the name of the last layer's bias."""
-        return last_bias_name(self.network.load(before, where), self._inputs[:2])
+    def probes(self) -> Tensor:
+        """Return inputs that show how the network is built, `example ...`."""
+        return self._inputs[:2]
 
     def interpolate(self, before: State, after: State, steps: int, where: str) -> Tensor:
         """Estimate S, `class class`, from logits interpolated between those of two models."""

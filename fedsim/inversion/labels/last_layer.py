@@ -110,19 +110,22 @@ def fill_dropped_entries(layer: State, defenses: Sequence[Defense]) -> State:
 
 
 @torch.no_grad()
-def count_outputs(knowledge: Knowledge) -> int | None:
+def count_outputs(knowledge: Knowledge, *, by_bias: bool = False) -> int | None:
     """Return how many outputs the last linear layer has; None where no input is known that the network takes.
 
+    Args:
+        by_bias: only the layer's bias is read, so that its weights may be used elsewhere, too.
+
     Raises:
-        KnowledgeError: the network does not end in such a layer, see `output_layer`.
+        KnowledgeError: the network does not end in such a layer, see `output_layer` and `last_bias_name`.
     """
     assert knowledge.model is not None
     model = deepcopy(knowledge.model()).eval()
     inputs = probe_inputs(model, knowledge)
     if inputs is None:
         return None
-    name, _ = output_layer(model, inputs)
-    return len(model.get_parameter(f"{name}.weight"))
+    name = last_bias_name(model, inputs) if by_bias else f"{output_layer(model, inputs)[0]}.weight"
+    return len(model.get_parameter(name))
 
 
 def output_layer(model: nn.Module, inputs: Tensor) -> tuple[str, Tensor]:
@@ -249,6 +252,15 @@ def last_bias_name(model: nn.Module, inputs: Tensor) -> str:
     read = {key: parameter for key, parameter in _copy_parameters(model, name).items() if key == bias}
     _check_used_once(model, inputs, name, read)
     return bias
+
+
+def has_own_weights(model: nn.Module, inputs: Tensor) -> bool:
+    """Return whether the layer whose outputs are the model's has weights that nothing else uses or computes."""
+    try:
+        name, _ = output_layer(model, inputs)
+    except KnowledgeError:
+        return False
+    return f"{name}.weight".removeprefix(".") in dict(model.named_parameters())
 
 
 def untrained_layer_error(name: str) -> KnowledgeError:

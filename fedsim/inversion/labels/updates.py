@@ -20,6 +20,7 @@ from fedsim.inversion.labels.last_layer import (
     apportion_counts,
     expand_counts,
     fill_dropped_entries,
+    has_own_weights,
     last_bias_name,
     untrained_layer_error,
 )
@@ -94,7 +95,8 @@ def count_labels(
     probes = _noise_inputs(model, knowledge, rng)
     name = last_bias_name(model, probes)
     states = named_states(update, model, f"round {update.round}, client {update.client}")
-    directions = layer_directions(name, states, knowledge.defenses_in(update.round))
+    owns_weights = has_own_weights(model, probes)
+    directions = layer_directions(name, states, knowledge.defenses_in(update.round), owns_weights=owns_weights)
     movement = directions[name]
     if not movement.any():
         if not model.get_parameter(name).requires_grad:
@@ -125,7 +127,7 @@ def count_labels(
 
     # 2. Simulate the training of the last layer or, where noise does not stand in for data, of the whole model.
     shares, simulated_shares = ends.mean_outputs - gradient, None
-    if ends.have_like_features:
+    if owns_weights and ends.have_like_features:
         non_negative = bool((ends.features[0] >= 0).all())
         layer = _averaged_layer(states.before, directions, step_size, non_negative=non_negative)
         noise = ((ends.features[0] + ends.features[1]) / 2).mean(0)
@@ -362,14 +364,18 @@ def _averaged_layer(before: State, directions: State, step_size: float, *, non_n
     )
 
 
-def layer_directions(bias: str, states: NamedStates, defenses: Sequence[Defense]) -> State:
-    """Return w_0 - w_T of the last layer, weights first; what defenses dropped is filled in."""
-    names = [f"{bias.removesuffix('bias')}{kind}" for kind in ("weight", "bias")]
+def layer_directions(bias: str, states: NamedStates, defenses: Sequence[Defense], *, owns_weights: bool) -> State:
+    """Return w_0 - w_T of the last layer, weights first; what defenses dropped is filled in.
+
+    Args:
+        owns_weights: nothing but the layer uses its weights; else the bias is all that is read, and nothing filled in.
+    """
+    names = [f"{bias.removesuffix('bias')}{kind}" for kind in ("weight", "bias")][not owns_weights :]
     for name in names:
         if name not in states.shapes:
             raise untrained_layer_error(name)
     directions = {name: states.direction(name, torch.float64).cpu() for name in names}
-    return fill_dropped_entries(directions, defenses) if defenses else directions
+    return fill_dropped_entries(directions, defenses) if defenses and owns_weights else directions
 
 
 def _normalise_shares(shares: Tensor) -> Tensor:

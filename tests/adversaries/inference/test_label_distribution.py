@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, linear
 
 from adversaries.inference.label_counts import LabelCounts
 from adversaries.inference.llg import LabelLeakage, count_labels_by_row_sums
@@ -59,19 +59,26 @@ def others(digits: Dataset) -> Records:
     return Records(inputs=standardised(digits, index), labels=digits.train.labels[index])
 
 
-def record_rounds(folder: Path, digits: Dataset, rounds: int = 2, sends: str = "weights", **how: Any) -> Transcript:
+def record_rounds(
+    folder: Path,
+    digits: Dataset,
+    rounds: int = 2,
+    sends: str = "weights",
+    make: Callable[[int], nn.Module] = mlp,
+    **how: Any,
+) -> Transcript:
     """Rounds of the victim alone, each from other weights."""
     recorder, (inputs, labels) = Recorder(folder), own(digits)
     plan = LocalTraining(**({"local_epochs": 1, "batch_size": 20, "learning_rate": RATE} | how))
     for number in range(1, rounds + 1):
-        before = copy_state(mlp(number))
+        model = make(number)
+        before = copy_state(model)
         if sends == "gradient":
-            model = mlp(number)
             cross_entropy(model(inputs), labels).backward()
             found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
             payload = Payload.from_dense(found, "gradient")
         else:
-            after, _ = local_update(mlp(), before, inputs, labels, plan, key=("labels", number))
+            after, _ = local_update(model, before, inputs, labels, plan, key=("labels", number))
             payload = Payload.from_dense(after, "weights")
         recorder.write(
             number, [Update(round=number, client=0, before=before, payload=payload, num_examples=len(labels))]
@@ -251,6 +258,36 @@ def test_a_last_layer_without_bias_is_refused_before_the_run(digits: Dataset) ->
         with pytest.raises(AttackError, match="last linear layer has no bias; attack a model that ends in a linear"):
             attack.check_facts(knowledge(digits, model=model))
     LabelLeakage().check_facts(knowledge(digits, model=model))
+
+
+class TiedWeights(nn.Module):
+    """The weights of the layer of classes make its inputs, too; they have the layer's name in messages."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        pixels = images.flatten(1)
+        outputs: Tensor = self.head((linear(pixels, self.head.weight).relu() @ self.head.weight + pixels).tanh())
+        return outputs
+
+
+@pytest.mark.parametrize("sends", ["weights", "gradient"])
+@pytest.mark.parametrize("attack", [LabelCounts(), LabelsFromUpdates()], ids=lambda attack: type(attack).__name__)
+def test_weights_used_twice_are_not_read_where_the_bias_counts_labels(
+    digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attack: Attack, sends: str
+) -> None:
+    known = knowledge(digits, model=TiedWeights)
+    with pytest.raises(AttackError, match=r"uses 'head\.weight' of its last linear layer elsewhere, too"):
+        LabelLeakage().check_facts(known)
+    attack.check_facts(known)
+    transcript = record_rounds(tmp_path, digits, rounds=1, sends=sends, make=TiedWeights)
+    # The simulated training of the last layer reads its weights, whose gradient has two sources.
+    monkeypatch.setattr("fedsim.inversion.labels.updates._simulate_last_layer", None)
+    value, floor = distance(claimed(attack, transcript, known))
+    assert value < floor / 3
 
 
 class ContrastScaling(nn.Module):

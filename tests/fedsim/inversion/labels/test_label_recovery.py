@@ -148,7 +148,7 @@ def test_a_last_layer_that_clients_do_not_send_tells_no_labels() -> None:
     shapes = {"head.lora_A": torch.Size([2, 3])}
     states = NamedStates(shapes=shapes, buffer_names=(), before=state, after=state, gradient=None, delta=None)
     with pytest.raises(KnowledgeError, match=r"head\.weight of the last linear layer did not move"):
-        layer_directions("head.bias", states, ())
+        layer_directions("head.bias", states, (), owns_weights=True)
 
 
 @pytest.mark.parametrize("activation", [nn.Tanh(), nn.ReLU(), nn.Sigmoid()])
