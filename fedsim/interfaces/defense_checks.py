@@ -121,12 +121,16 @@ def check_order(defenses: Sequence[Defense]) -> None:
     examples beside the guarantee of another, and whatever the `check_combination` of a defense refuses.
     """
     updating = [defense for defense in defenses if overrides(defense, "on_update")]
+    encoders = [name_of_defense(defense) for defense in updating if defense.encodes]
     for index, encoder in enumerate(updating[:-1]):
         if encoder.encodes:
-            first, after = name_of_defense(encoder), name_of_defense(updating[index + 1])
+            after = name_of_defense(updating[index + 1])
+            remedy = f"put {encoders[0]} last"
+            if len(encoders) > 1:
+                remedy = f"use one of {', '.join(encoders)} alone, and put it last"
             raise ConfigError(
-                f"defense: {first} puts the update into another form, sparse or quantised, and {after} after it "
-                f"changes the numbers, so that nothing is left of it; put {first} last, and use one of this kind alone"
+                f"defense: {encoders[0]} puts the update into another form, sparse or quantised, and {after} after it "
+                f"changes the numbers, so that nothing is left of it; {remedy}"
             )
     for position, defense in enumerate(defenses):
         with _name_in_errors(defense):

@@ -183,8 +183,12 @@ def test_strength_zero_hands_back_the_update_itself(defense: Defense) -> None:
         (lambda: check_setting(LayerFreeze(layers=("*",)), SETTING), "they are the whole model"),
         (lambda: Quantise(bits=1), "bits: expected at least 2, got 1"),
         (lambda: check_setting(TopK(k=7), SETTING), "top-k: k: 7 numbers are to be sent, but an update has 6"),
-        (lambda: check_order([Quantise(), UpdateNoise()]), "put quantise last"),
-        (lambda: check_order([TopK(), Quantise()]), "top-k puts the update into another form"),
+        (lambda: check_order([Quantise(), UpdateNoise()]), "; put quantise last"),
+        (
+            lambda: check_order([TopK(), Quantise()]),
+            "top-k puts .*; use one of top-k, quantise alone, and",
+        ),
+        (lambda: check_order([Quantise(), TopK()]), "use one of quantise, top-k alone, and put it last"),
     ],
 )
 def test_what_makes_no_sense_is_refused(make: Any, told: str) -> None:
