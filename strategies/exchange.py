@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord, Error, Message, MessageType, RecordDict
 
 from fedsim.base.errors import PayloadError, error_reason, one_line
 from fedsim.federation.engines.arrays import decode_lazily
-from fedsim.recording.header import DIFFERS_BY_CLIENT, EXAMPLE_COUNT_KEYS, MAX_CLIENT_ID, parse_count
+from fedsim.recording.header import DIFFERS_BY_CLIENT, EXAMPLE_COUNT_KEYS, MAX_CLIENT_ID, is_number, parse_count
 from fedsim.recording.messages import RecordedExchange, RecordedMessage
 from fedsim.recording.payloads import Payload, is_encoded
 from fedsim.recording.wire_format import State, Update
@@ -21,7 +21,6 @@ from strategies.message_content import (
     describe_wrong_records,
     failure_reason,
     group_members,
-    is_number,
     read_reply,
     read_tensors,
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from fedsim.base.errors import error_reason, one_line
 from fedsim.federation.engines.arrays import LazyArray, read_state
-from fedsim.recording.header import MAX_CLIENT_ID, RECORDABLE, parse_count
+from fedsim.recording.header import MAX_CLIENT_ID, RECORDABLE, is_number, parse_count
 from fedsim.recording.wire_format import State
 
 _RecordT = TypeVar("_RecordT", ArrayRecord, MetricRecord)
@@ -174,8 +173,3 @@ def failure_reason(content: MessageContent) -> str | None:
     if status.get("code", 0) == 0:
         return None
     return one_line(str(status.get("message") or f"its status is {status['code']}"))
-
-
-def is_number(value: object) -> bool:
-    """Return whether it is a number that a float can hold."""
-    return isinstance(value, float) or (isinstance(value, int) and abs(value) < sys.float_info.max)

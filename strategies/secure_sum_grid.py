@@ -13,9 +13,10 @@ from flwr.serverapp.strategy import Strategy
 from fedsim.base.errors import ConfigError, RunError
 from fedsim.federation.privacy_tables import SecureAggregationTable
 from fedsim.federation.secure_aggregation import SINGLE_UPDATE_STRATEGIES
+from fedsim.recording.header import is_number
 from fedsim.recording.recorder import Recorder
 from strategies.curious_grid import CuriousGrid
-from strategies.message_content import GROUP_RECORD, MEMBERS_KEY, describe_wrong_records, is_number
+from strategies.message_content import GROUP_RECORD, MEMBERS_KEY, describe_wrong_records
 from strategies.secure_sum import SecureSum, reported_examples
 from strategies.wrapped_grid import WrappedGrid
 

@@ -42,6 +42,7 @@ from fedsim.recording.header import (
     MAX_NUM_EXAMPLES,
     RECORDABLE,
     RECORDING_FOLDER,
+    is_number,
 )
 from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
@@ -281,8 +282,7 @@ def _read_facts(path: Path) -> _ReplyFacts:
     if len(set(names)) < len(names):
         raise ConfigError(f"{path}: members names a client twice; name each client of the sum once")
     for key, value in facts.items():
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value):
+        if not is_number(value) or not math.isfinite(value):
             raise ConfigError(f"{path}: {key} is {value!r}, expected a finite number")
     return _ReplyFacts(
         num_examples=count or 0,

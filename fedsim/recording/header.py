@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeGuard, get_args
 
 import numpy as np
 import torch
@@ -245,15 +246,26 @@ def read_header(path: Path, number: int) -> tuple[Header, str]:
         raise damage_error(path, str(error)) from error
 
 
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Return whether a value is a number, and no bool, that a float can hold.
+
+    >>> is_number(0.5), is_number(True), is_number(10**400)
+    (True, False, False)
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        return abs(value) < sys.float_info.max
+    return isinstance(value, float)
+
+
 def parse_count(reported: object, otherwise: int = 0, most: int = MAX_NUM_EXAMPLES) -> int:
     """Return a count that a client reported, or `otherwise` where it is no whole number in range.
 
     No error is raised, because no reply may stop a federation or an audit.
 
-    >>> parse_count(32.0), parse_count(-1), parse_count("many")
-    (32, 0, 0)
+    >>> parse_count(32.0), parse_count(-1), parse_count("many"), parse_count(True)
+    (32, 0, 0, 0)
     """
-    if not isinstance(reported, int | float) or not 0 <= reported <= most or reported != int(reported):
+    if not is_number(reported) or not 0 <= reported <= most or reported != int(reported):
         return otherwise
     return int(reported)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedsim.recording.clear_text import count_examples
+from fedsim.recording.header import is_number
 from fedsim.recording.messages import RecordedExchange, RecordedMessage, read_messages
 
 EVALUATION_KIND = "evaluate"
@@ -108,7 +109,6 @@ def _find_accuracy(reply: RecordedMessage) -> float | None:
     for records in (reply.metrics, reply.config):
         for values in records.values():
             for name, value in values.items():
-                is_number = isinstance(value, int | float) and not isinstance(value, bool)
-                if is_number and _ACCURACY_NAMES.fullmatch(name) and math.isfinite(value) and value >= 0:
+                if is_number(value) and _ACCURACY_NAMES.fullmatch(name) and math.isfinite(value) and value >= 0:
                     return float(value)
     return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedsim.base.errors import ConfigError, TranscriptError, TrustError, first_line
-from fedsim.recording.header import EXAMPLE_COUNT_KEYS, RECORDING_FOLDER, parse_count
+from fedsim.recording.header import EXAMPLE_COUNT_KEYS, RECORDING_FOLDER, is_number, parse_count
 from fedsim.recording.messages import MESSAGES_FOLDER, RecordedExchange, RecordedMessage, read_messages
 from fedsim.recording.payloads import Payload
 from fedsim.recording.recorder import Recorder
@@ -95,7 +94,7 @@ def _read_updates(
         where = f"message {exchange.number}, client {reply.client}"
         metrics: dict[str, float] = {}
         for values in reply.metrics.values():
-            metrics |= {key: float(value) for key, value in values.items() if _is_number(value)}
+            metrics |= {key: float(value) for key, value in values.items() if is_number(value)}
         counts = [metrics.pop(name) for name in EXAMPLE_COUNT_KEYS if name in metrics]
         if record in reply.metrics:  # they are the answer itself
             metrics = {}
@@ -128,21 +127,14 @@ def _read_broadcast(message: RecordedMessage, records: tuple[str, str], where: s
 
 
 def _are_numbers(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(_is_number, value))
-
-
-def _is_number(value: Any) -> bool:
-    """Return whether it is a number, and no bool, that a float can hold."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return False
-    return isinstance(value, float) or abs(value) < sys.float_info.max
+    return isinstance(value, list) and bool(value) and all(map(is_number, value))
 
 
 def _read_record(message: RecordedMessage, record: str, where: str, trust: bool) -> State:
     """Return the tensors of a record; arrays without names are called by their index."""
     records: dict[str, Mapping[str, Any]] = {**message.config, **message.arrays}
     if record not in records and record in message.metrics:  # the numbers of an answer, exactly
-        numbers = {key: value for key, value in message.metrics[record].items() if _is_number(value)}
+        numbers = {key: value for key, value in message.metrics[record].items() if is_number(value)}
         return {key: torch.tensor(float(value), dtype=torch.float64) for key, value in numbers.items()}
     if not record and len(message.arrays or message.config) == 1:
         record = next(iter(message.arrays or message.config))

@@ -7,7 +7,9 @@ import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedsim.federation.engines.arrays import make_record
+from fedsim.recording.wire_format import Update
 from strategies.exchange import Exchange
+from strategies.message_content import MessageContent
 
 pytestmark = pytest.mark.usefixtures("server_task")
 
@@ -30,3 +32,17 @@ def test_a_fact_is_common_until_a_client_is_sent_another() -> None:
     facts, differing = exchange.facts
     assert (differing, exchange.fits_in_updates) == ("epochs", False)
     assert "epochs" not in facts
+
+
+def test_a_bool_among_the_metrics_is_no_number_of_an_update() -> None:
+    """Flower's legacy layer sends it; the recording of an update would hold 1, and who reads messages leaves it out."""
+    exchange = single_message(1, epochs=1)
+    (asked,) = exchange.server_messages
+    metrics = ConfigRecord({"converged": True, "train_loss": 0.5})
+    content = MessageContent.copy_of(
+        RecordDict({"arrays": make_record({"w": torch.ones(2)}), "fitres.metrics": metrics})
+    )
+    update = exchange.update(1, asked, 0, content, {})
+    assert isinstance(update, Update)
+    assert update.metrics == {"train_loss": 0.5}
+    assert not content.has_only_numbers  # so that it is recorded among the messages
