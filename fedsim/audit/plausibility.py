@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from fedsim.audit.reply_warnings import (
     MAX_CLIENTS,
+    warn_of_missing_statistics,
     warn_of_other_shapes,
     warn_of_repeated_replies,
     warn_of_replies,
@@ -66,6 +67,7 @@ def check_fit(transcript: Transcript, knowledge: Knowledge, *, holds_models: boo
             f"{updates[0].client}: {mismatch}; {remedy}"
         )
     warn_of_still_layers(network, updates, private_names)
+    warn_of_missing_statistics(network, updates)
     if knowledge.input_shape is not None and knowledge.value_range is not None:
         check_outputs(network, knowledge)
         warn_of_update_ranks(network, knowledge, updates)

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from fedsim.audit.stated_model import MAX_NAMES, grey_inputs, shared_shapes
-from fedsim.base.errors import TranscriptError, join_first
+from fedsim.base.errors import AttackError, TranscriptError, join_first
 from fedsim.base.randomness import generator
 from fedsim.interfaces.knowledge import Knowledge
+from fedsim.inversion.named_states import named_states, running_statistic_names
 from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import State, Update, float_norm, match_any_names
 from fedsim.training.first_layer import find_first_layer, measure_rank
@@ -191,6 +192,26 @@ def warn_of_still_layers(network: nn.Module, updates: Sequence[Update], private_
             updates[0].round,
             join_first(unchanged, MAX_NAMES),
         )
+
+
+def warn_of_missing_statistics(network: nn.Module, updates: Sequence[Update]) -> None:
+    """Warn where BatchNorm's running statistics are sent to clients and do not come back.
+
+    Where they do, they tell whether a client normalised by the batch: then they moved.
+    """
+    for update in updates:
+        with suppress(TranscriptError, AttackError):  # an update that does not fit is reported when it is attacked
+            states = named_states(update, network, "", body_alone=True)
+            missing = [name for name in running_statistic_names(network) if name in states.before]
+            if missing and not any(name in states.after for name in missing):
+                log.warning(
+                    "round %d, client %d: it was sent %s and returned no running statistics, so that nothing tells "
+                    "whether it normalises by the batch as it trains; attacks take it that it does not: if it does, "
+                    "choose one that is told so, as see-through-gradients with exact_statistics = true, or tgias-ro "
+                    "with batch_statistics = true, and expect little of others",
+                    *(update.round, update.client, join_first(missing, MAX_NAMES)),
+                )
+                return
 
 
 def _are_states_equal(first: State, second: State) -> bool:

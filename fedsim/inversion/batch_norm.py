@@ -27,7 +27,8 @@ def used_batch_statistics(update: Update, model: nn.Module) -> bool:
     """Return whether the client's BatchNorm layers normalised by the batch while it trained.
 
     They did if it returned other running statistics than it was sent. If statistics are not sent at
-    all, the batch is all there is to normalise by.
+    all, the batch is all there is to normalise by. If they are sent and do not come back, as in a recording made
+    elsewhere, nothing tells, and a check of the recording warns that this says no.
     """
     names = running_statistic_names(model)
     if not names:

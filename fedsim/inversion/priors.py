@@ -96,7 +96,7 @@ class BatchNormStatistics:
             of all batches. So the running statistics before and after give the batch's own for one
             step, and a weighted mean of them for several. Those of the dummy data, split into
             mini-batches in their order, are weighted likewise. B must be granted, and the problem's
-            model has to normalise by the batch, see `with_batch_statistics`.
+            model has to normalise by the batch, see `copy_with_batch_statistics`.
     """
 
     exact: bool = False

@@ -54,7 +54,7 @@ class InversionProblem:
             whatever else is granted.
         sent_pseudo_gradient: w_0 - w_T of a client that sent the delta, in the same order.
         uses_batch_statistics: BatchNorm layers of `model` normalise by the batch, see
-            `with_batch_statistics`.
+            `copy_with_batch_statistics`.
         defenses: of the clients, in their order, if the adversary knows them.
         mixing_defenses: those of `defenses` that mix examples; a batch of dummy data passes through
             them before its gradient is computed.

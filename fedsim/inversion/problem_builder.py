@@ -29,7 +29,7 @@ def build_problem(
     """Build the inversion problem of an update, without labels.
 
     Args:
-        use_batch_statistics: the model will be one of `with_batch_statistics`, which needs no
+        use_batch_statistics: the model will be one of `copy_with_batch_statistics`, which needs no
             running statistics.
         body_alone: accept updates of which a part of the model never left the clients; the problem
             then is of the other parameters. So it is where that part is granted, which is fixed.
