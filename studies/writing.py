@@ -179,8 +179,15 @@ def draw_places(count: int, times: int, seed: int = 0) -> NDArray[np.int64]:
 
 
 def format_drawn(values: NDArray[np.float64], form: str = "{:+.2f} ({:+.2f} to {:+.2f})") -> str:
-    """Format the value of all, and where 95 % of those drawn anew are; a draw may have no value."""
-    return form.format(values[0], *np.nanquantile(values[1:], (0.025, 0.975)))
+    """Format the value of all, and where 95 % of those drawn anew are; a draw may have no value.
+
+    A figure that is rounded to zero has no sign.
+
+    >>> format_drawn(np.array([-0.001, -0.2, -0.2]))
+    '0.00 (-0.20 to -0.20)'
+    """
+    text = form.format(values[0], *np.nanquantile(values[1:], (0.025, 0.975)))
+    return re.sub(r"[+-](0\.0+)(?!\d)", r"\1", text)
 
 
 def spearman_of_rows(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:

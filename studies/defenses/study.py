@@ -149,7 +149,7 @@ def worth_of(cell: str, naive: ScoreReading | None, adaptive: ScoreReading | Non
 
 def gain_text(reading: ScoreReading) -> str:
     """Format how far a score is above the floor, with half the width of the score's interval."""
-    return f"{reading.summary.gain:+.1f} ± {(reading.summary.high - reading.summary.low) / 2:.1f}"
+    return f"{reading.summary.gain:+z.1f} ± {(reading.summary.high - reading.summary.low) / 2:.1f}"
 
 
 def draw(rows: Rows) -> None:

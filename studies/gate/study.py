@@ -362,7 +362,7 @@ def compare_choices(gate: Rows, random: Rows) -> tuple[str, str]:
     probability = (1 + (permuted >= gained - ROUNDED).sum()) / (1 + PERMUTED)
     at_random, oracle = undefended.mean() - strength * saved.mean(), undefended.mean() - best / CLIENTS
     means_text = f"{mean_text(gate, 'leak')} ({at_random:.2f}, {oracle:.2f})"
-    return means_text, f"{(gained - by_chance) / (best - by_chance):+.2f} (p {probability:.3f})"
+    return means_text, f"{(gained - by_chance) / (best - by_chance):+z.2f} (p {probability:.3f})"
 
 
 def leak_grid(rows: Rows) -> Numbers:

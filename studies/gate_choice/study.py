@@ -73,7 +73,7 @@ def column_of_shares(values: pd.DataFrame, clients: str, number: int, attack: st
     for name, exposure in exposures.items():
         share, *by_chance = (saved_by(exposure, permuted) - at_random) / gain
         probability = (1 + (np.array(by_chance) >= share).sum()) / (1 + PERMUTED)
-        texts[name] = f"{share:+.2f} ({probability:.3f})"
+        texts[name] = f"{share:+z.2f} ({probability:.3f})"
         if name[1] != PREDICTED:
             largest = np.maximum(largest, np.abs(by_chance))
     texts["", "oracle"] = f"{at_random / CLIENTS:.2f} to {(at_random - gain) / CLIENTS:.2f} dB"

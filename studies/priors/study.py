@@ -92,7 +92,7 @@ def gains_of_best(rows: Rows) -> list[float]:
 
 def mean_text(values: np.ndarray) -> str:
     """Format a mean with half the width of its 95 % interval."""
-    return f"{values.mean():+.1f} ± {T_QUANTILE * values.std(ddof=1) / len(values) ** 0.5:.1f}"
+    return f"{values.mean():+z.1f} ± {T_QUANTILE * values.std(ddof=1) / len(values) ** 0.5:.1f}"
 
 
 def former_gain(rows: Rows, attack: str) -> str:

@@ -95,7 +95,7 @@ def format_line(network: str, data: str, attack: str, rows: Sequence[Mapping[str
     floor = float(np.mean([float(row["floor"]) for row in select_rows(rows, settings="tuned")]))
     changes = select_rows(rows, settings="tuned")[0]["changes"] or "the defaults"
     difference = means["tuned"] - max(means["default"], means["by hand"])
-    mark = f"{difference:+.1f}" if difference >= -TOLERANCE else f"**{difference:+.1f}**"
+    mark = f"{difference:+z.1f}" if difference >= -TOLERANCE else f"**{difference:+z.1f}**"
     values = [f"{value:.1f}" for value in (floor, *means.values())]
     lost = float(rows[0]["closest_trial"]) - float(rows[0]["best_trial"])
-    return [network, data, f"`{attack}`", *values, mark, f"{lost:+.1f}", changes]
+    return [network, data, f"`{attack}`", *values, mark, f"{lost:+z.1f}", changes]

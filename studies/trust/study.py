@@ -187,7 +187,7 @@ def gain_text(item: Summary) -> str:
     """Format how many dB a score is above the floor, with half of its 95 % interval over victims and seeds."""
     gains = {victim_and_seed(name): item.values[name] - item.floors[name] for name in item.values}
     mean, margin = mean_and_margin(gains)
-    return f"{mean:+.1f} ± {margin:.1f}"
+    return f"{mean:+z.1f} ± {margin:.1f}"
 
 
 def share_text(item: Summary) -> str:
