@@ -36,7 +36,7 @@ from fedsim.federation.experiment_file import load_config
 from fedsim.federation.federation_tables import FederationTable
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.resolve import resolve
-from fedsim.federation.run_folder import read_exposures, read_ledger, read_metrics
+from fedsim.federation.run_folder import METRICS_COLUMNS, read_exposures, read_ledger, read_metrics
 from fedsim.federation.settings import training_fingerprint
 from fedsim.federation.simulation import prepare_run
 from fedsim.federation.states import TrainingStates
@@ -71,8 +71,6 @@ _SHARED, _PERSONAL = "shared", "personal"
 
 A personal row of the server is the mean of the clients', weighted by their examples.
 """
-METRICS_COLUMNS = ("round", "client", "accuracy", "loss", "guess", "num_examples", "failed", "seconds")
-"""Columns of `metrics.csv`; `guess` is what the best constant answer gets on the server's test examples."""
 
 
 @app.main()

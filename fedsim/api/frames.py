@@ -65,9 +65,12 @@ def _make_failure_rows(failed: Sequence[FailedAttack]) -> list[dict[str, Any]]:
 
 
 def read_frame(
-    folder: RunFolder, path: Path, check: Callable[[RunFolder], object], texts: Sequence[str]
+    folder: RunFolder, path: Path, check: Callable[[RunFolder], object], texts: Sequence[str], columns: Sequence[str]
 ) -> pd.DataFrame:
-    """Return a CSV file of a run as a data frame, once `check` has found nothing wrong with it."""
+    """Return a CSV file of a run as a data frame, once `check` has found nothing wrong with it.
+
+    Where the run has none, the frame has no rows, and the same `columns`.
+    """
     import pandas as pd
 
     folder.check_exists()
@@ -76,7 +79,7 @@ def read_frame(
     if not path.is_file():
         if manifest.contents is not None and path.name in manifest.contents.files:
             raise RunError(f"{path}: is missing, though this run wrote it; put it back, or attack or resume the run")
-        return pd.DataFrame()
+        return pd.DataFrame(columns=columns)
     if not manifest.vouches_for(path):
         raise RunError(f"{path}: is not what this run wrote; remove it, and attack or resume the run")
     return pd.read_csv(path, dtype=dict.fromkeys(texts, str))

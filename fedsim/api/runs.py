@@ -17,21 +17,33 @@ from fedsim.api.frames import read_frame, read_summary
 from fedsim.api.objects import replace_objects
 from fedsim.api.single_attack import make_finding, single_attack_file
 from fedsim.audit.audit import Audit, make_audit
+from fedsim.audit.evaluation.empirical_epsilon import COLUMNS as EPSILON_COLUMNS
 from fedsim.audit.evaluation.empirical_epsilon import read_epsilons
 from fedsim.audit.finding_files import load_claim
 from fedsim.audit.plan import AttackJob
+from fedsim.audit.scores import SCORE_COLUMNS
 from fedsim.base.errors import ConfigError, FedsimError, RunError, format_percent, name_rounds, number_of
 from fedsim.base.progress import ProgressListener, listen_to_progress
 from fedsim.base.randomness import serialize_calls
+from fedsim.exposure.of_clients import COLUMNS as EXPOSURE_COLUMNS
 from fedsim.federation.config import AttackFile, Config
 from fedsim.federation.experiment_file import config_of, set_value
 from fedsim.federation.open_run import OpenRun
-from fedsim.federation.run_folder import RunFolder, default_folder, read_exposures, read_ledger, read_metrics, read_rows
+from fedsim.federation.run_folder import (
+    METRICS_COLUMNS,
+    RunFolder,
+    default_folder,
+    read_exposures,
+    read_ledger,
+    read_metrics,
+    read_rows,
+)
 from fedsim.federation.trust import check_trust, is_in_run_folder
 from fedsim.interfaces.attack import Attack
 from fedsim.interfaces.findings import Finding
 from fedsim.plugins.frozen import to_plain_value
 from fedsim.plugins.inline import is_lost_object
+from fedsim.privacy.ledger import COLUMNS as LEDGER_COLUMNS
 from fedsim.recording.adversary_role import CompanyName, PartyName
 from fedsim.recording.messages import MESSAGES_FOLDER as MESSAGES
 from fedsim.recording.messages import RecordedExchange, read_messages
@@ -156,23 +168,23 @@ class Run:
     @property
     def metrics(self) -> pd.DataFrame:
         """Accuracy and loss of the server and of each client, a row for each round; empty for a recording alone."""
-        return read_frame(self._folder, self._folder.metrics, read_metrics, texts=("client",))
+        return read_frame(self._folder, self._folder.metrics, read_metrics, ("client",), METRICS_COLUMNS)
 
     @property
     def ledger(self) -> pd.DataFrame:
         """Steps of each client in each round and the privacy it has spent; empty where no defense proves anything."""
-        return read_frame(self._folder, self._folder.ledger, read_ledger, texts=("defense",))
+        return read_frame(self._folder, self._folder.ledger, read_ledger, ("defense",), LEDGER_COLUMNS)
 
     @property
     def exposure(self) -> pd.DataFrame:
         """Exposure of clients before they sent, a row for each value or failure; empty without `[[measure]]`."""
         path, texts = self._folder.exposure, ("state", "measure", "quantity", "failure")
-        return read_frame(self._folder, path, read_exposures, texts=texts)
+        return read_frame(self._folder, path, read_exposures, texts, EXPOSURE_COLUMNS)
 
     @property
     def epsilons(self) -> pd.DataFrame:
         """Proved and measured epsilon, a row for each client with canaries and defense; empty without canaries."""
-        return read_frame(self._folder, self._folder.epsilons, read_epsilons, texts=("defense",))
+        return read_frame(self._folder, self._folder.epsilons, read_epsilons, ("defense",), EPSILON_COLUMNS)
 
     @property
     def scores(self) -> pd.DataFrame:
@@ -182,7 +194,7 @@ class Run:
         def check(folder: RunFolder) -> object:
             return read_rows(path, ("attack", "metric"), ("value", "floor"))
 
-        return read_frame(self._folder, path, check, texts=("round",))
+        return read_frame(self._folder, path, check, ("round",), SCORE_COLUMNS)
 
     def summary(self) -> pd.DataFrame:
         """Return the verdicts, as in the report: a row for each attack and metric, its main metric first.

@@ -28,6 +28,8 @@ _RUN_FILES = (
 )  # fmt: skip
 """Patterns of all files that fedsim leaves in a run folder, apart from half-written ones."""
 TESTED_COLUMNS = ("tested", "trained")
+METRICS_COLUMNS = ("round", "client", "accuracy", "loss", "guess", "num_examples", "failed", "seconds")
+"""Columns of `metrics.csv`; `guess` is what the best constant answer gets on the server's test examples."""
 """Columns of `tested-examples.csv`: on how many examples an app tests, and on how many of these its clients train."""
 _MAX_DIGITS = 20
 """Most digits of a count: those of Flower's node ids, which have 64 bits."""

@@ -197,6 +197,14 @@ def test_the_summary_of_a_run_without_scores_is_empty(tmp_path: Path) -> None:
     assert list(run.summary().columns) == list(SUMMARY_COLUMNS)
 
 
+@pytest.mark.parametrize("table", ["metrics", "ledger", "exposure", "epsilons", "scores"])
+def test_a_table_that_a_run_does_not_have_has_columns_and_no_rows(table: str, tmp_path: Path) -> None:
+    """As the accuracy of a run whose first round failed, or the ledger of clients without a defense."""
+    (tmp_path / "experiment.toml").write_bytes(Path("examples/quickstart.toml").read_bytes())
+    frame = getattr(fedsim.open(tmp_path), table)
+    assert (len(frame), "client" in frame or "victim" in frame) == (0, True)
+
+
 # Attacking.
 
 
