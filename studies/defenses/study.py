@@ -8,6 +8,8 @@ from typing import Any
 
 from matplotlib import pyplot as plt
 from matplotlib.lines import Line2D
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
 
 import fedsim
 from fedsim.federation.run_folder import RunFolder, read_ledger
@@ -23,6 +25,7 @@ SHORT = {HOLDS: "holds", ONLY_NAIVE: "**naive only**", FAILS: "fails", NOT_CONCL
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 NONE, SUMS, PROTOCOL = "none", "secure-aggregation", "settings"
 TICKS = (-4, -2, -1, 0, 1, 2, 5, 10, 20, 50)
+LEGEND_HEIGHT = 0.12
 NEAR = 0.8
 """dB above the floor up to which cells are named in the picture."""
 OF_ALL_SCORES: dict[str, Any] = {
@@ -159,9 +162,9 @@ def draw(rows: Rows) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(11, 6.6), sharey=True)
     styles = dict(zip(dict.fromkeys(map(family, cells)), cycle_marks(COLOURS, "osD^v"), strict=False))
     for axis, attack in zip(axes, ("ig", "sme"), strict=True):
-        for place, (cell, of_cell) in enumerate(cells.items()):
+        for cell, of_cell in cells.items():
             lost = percent_right(cells[NONE]) - percent_right(of_cell)
-            draw_cell(axis, of_cell, lost, attack, styles[family(cell)], (3, -6 if place % 2 else 2))
+            draw_cell(axis, of_cell, lost, attack, styles[family(cell)])
         axis.axhline(0, color="grey", linewidth=0.8, linestyle=":")
         axis.set_xscale("symlog", linthresh=2, linscale=1)
         axis.minorticks_off()
@@ -173,7 +176,10 @@ def draw(rows: Rows) -> None:
     for fill, label in (("none", "open: naive"), ("full", "filled: knows all")):
         handles.append(Line2D([], [], color="grey", marker="o", fillstyle=fill, linestyle="", label=label))
     figure.legend(handles=handles, loc="lower center", ncols=6, frameon=False, fontsize=8)
-    save_picture(figure, "defense-study.svg", legend_height=0.12)
+    figure.tight_layout(rect=(0, LEGEND_HEIGHT, 1, 1))
+    for axis in axes:
+        spread_names(axis)
+    save_picture(figure, "defense-study.svg", legend_height=LEGEND_HEIGHT)
 
 
 def percent_right(rows: Rows) -> float:
@@ -181,7 +187,7 @@ def percent_right(rows: Rows) -> float:
     return next(float(row["accuracy"]) for row in rows if row["knows"] == "False") * 100
 
 
-def draw_cell(axis: Any, rows: Rows, lost: float, attack: str, style: tuple[str, str], offset: tuple[int, int]) -> None:
+def draw_cell(axis: Any, rows: Rows, lost: float, attack: str, style: tuple[str, str]) -> None:
     """Draw one cell, named where the attack gets little; settings of the protocol are a filled point alone."""
     cell, (colour, marker) = rows[0]["cell"], style
     naive, adaptive = naive_and_adaptive(rows, attack, "psnr")
@@ -194,4 +200,28 @@ def draw_cell(axis: Any, rows: Rows, lost: float, attack: str, style: tuple[str,
     if adaptive or not is_defended(cell):
         axis.plot(lost, best.summary.gain, marker, color=colour, markersize=5)
     if (most := max(naive.summary.gain, best.summary.gain)) < NEAR:
-        axis.annotate(cell, (lost, most), offset, textcoords="offset points", fontsize=6, color="#333333")
+        line = {"arrowstyle": "-", "linewidth": 0.4, "color": "#999999", "shrinkA": 0, "shrinkB": 2}
+        text = {"textcoords": "offset points", "fontsize": 6, "color": "#333333", "va": "center"}
+        axis.annotate(cell, (lost, most), (5, 0), arrowprops=line, **text)
+
+
+def spread_names(axis: Any) -> None:
+    """Move each name to the nearest place where it covers no marker and no other name."""
+    canvas = axis.figure.canvas.get_renderer()
+    taken = []
+    for line in axis.lines:
+        for x, y in axis.transData.transform(line.get_xydata()):
+            if line.get_linestyle() == "None":
+                taken.append(Bbox.from_bounds(x - 4, y - 4, 8, 8))
+    names = sorted(axis.texts, key=lambda name: -name.xy[1])
+    frame = axis.get_window_extent(canvas)
+    offsets = [(x, y, side) for x in range(5, 90, 3) for y in range(-90, 91, 3) for side in ("left", "right")]
+    for name in names:
+        for x, y, side in sorted(offsets, key=lambda offset: offset[0] ** 2 + offset[1] ** 2):
+            name.set(position=(x if side == "left" else -x, y), horizontalalignment=side)
+            name.update_positions(canvas)
+            box = Text.get_window_extent(name, canvas).padded(1)
+            inside = frame.x0 < box.x0 and box.x1 < frame.x1 + 60 and frame.y0 < box.y0
+            if inside and not any(box.overlaps(other) for other in taken):
+                break
+        taken.append(box)

@@ -243,7 +243,7 @@ def defined_values(values: Mapping[Who, float]) -> dict[Who, float]:
 def format_figure(values: Mapping[Who, float], decimals: int, spread: Spread, *, sign: str = "") -> str:
     """Format mean and spread of values that are not NaN; without a spread where there is one, or one is infinite.
 
-    >>> format_figure({("0", "1"): -0.001}, 2, "std")
+    >>> format_figure({("0", "1"): -0.001}, 2, "standard error")
     '0.00'
     """
     array = np.array(list(values.values()))
