@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from fedsim.api.reproduce.papers import PACKAGE_FOLDER, format_kept
-from fedsim.audit.evaluation.statistics import format_mean
+from fedsim.audit.evaluation.statistics import mean_and_margin
 from studies.running import PivotTable, Study, matches, read_rows
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -100,9 +100,15 @@ def pivot(table: PivotTable, titles: Mapping[str, str], rows: Iterable[Mapping[s
     columns = sorted(dict.fromkeys(column for _, column in means), key=rank)
     lines = []
     for line in sorted(dict.fromkeys(line for line, _ in means), key=rank):
-        cells = [format_mean(means[line, column]) if (line, column) in means else "" for column in columns]
+        cells = [_format_mean(means[line, column]) if (line, column) in means else "" for column in columns]
         lines.append([*(title([name]) for name in line), *cells])
     return markdown_table([*table.lines.values(), *map(title, columns)], lines)
+
+
+def _format_mean(values: Mapping[tuple[str, str], float]) -> str:
+    """Return the text `mean ± margin`, see `mean_and_margin`."""
+    centre, margin = mean_and_margin(values)
+    return f"{centre:.3f} ± {margin:.3f}" if margin else f"{centre:.3f}"
 
 
 def add_kept_words(path: Path, tables: dict[str, Any]) -> dict[str, Any]:

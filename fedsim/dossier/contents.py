@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 import math
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -303,8 +303,3 @@ class SealedDossier(Part):
 
     seal: dict[str, str] = Field(description="`sha256` of the dossier, and `hmac-sha256` where it is signed")
     dossier: Dossier
-
-
-def describe_schema() -> dict[str, Any]:
-    """Return the JSON schema of `dossier.json`."""
-    return SealedDossier.model_json_schema()

@@ -114,13 +114,6 @@ class TreeModel:
             return self.base_score
         return math.log(self.base_score / (1 - self.base_score))
 
-    def predict_margins(self, rows: NDArray[Any]) -> Floats:
-        """Return what the trees predict for each row, before the link function, `row`."""
-        margins = np.full(len(rows), self.base_margin)
-        for tree in self.trees:
-            margins += tree.weights[tree.find_leaves(rows)]
-        return margins
-
     def new_trees(self, before: TreeModel | None) -> Sequence[Tree]:
         """Return the trees that a client added to the model `before` that it was sent.
 

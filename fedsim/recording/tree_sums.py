@@ -53,13 +53,11 @@ class LeafCounts:
         leaf: its node.
         records: number of the client's records in it.
         positives: number of those with label 1; None where the label is a number.
-        target_sum: sum of the labels.
     """
 
     leaf: int
     records: int
     positives: int | None
-    target_sum: float
 
 
 def fit_settings(trees: Iterable[Tree], where: str) -> BoostingSettings:
@@ -142,16 +140,15 @@ def count_leaves(tree: Tree, model: TreeModel, settings: BoostingSettings, where
     counts: list[LeafCounts] = []
     for leaf in tree.leaves:
         records = _whole_number(tree.covers[leaf] / hessian, where)
-        target_sum = share * records - gradients[leaf]
         positives = None
         if model.objective == LOGISTIC:
-            positives = _whole_number(target_sum, where)
+            positives = _whole_number(share * records - gradients[leaf], where)
             if not 0 <= positives <= records:
                 raise AttackError(
                     f"{where}: a leaf of {records} records would have {positives} of label 1; its values are not "
                     "those of the objective that it names"
                 )
-        counts.append(LeafCounts(leaf=leaf, records=records, positives=positives, target_sum=float(target_sum)))
+        counts.append(LeafCounts(leaf=leaf, records=records, positives=positives))
     return counts
 
 

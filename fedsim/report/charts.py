@@ -190,7 +190,6 @@ def draw_points(
     *,
     xlabel: str,
     ylabel: str,
-    log: bool = False,
     legend: Sequence[tuple[str, Look]] = (),
     guide_across: Guide = NO_GUIDE,
     guide_up: Guide = NO_GUIDE,
@@ -200,14 +199,13 @@ def draw_points(
     Args:
         title: what the chart shows.
         xlabel, ylabel: the axes, with units.
-        log: logarithmic x where all values are positive and span a decade.
         legend: what colours mean.
         guide_across: vertical line at a value of x.
         guide_up: horizontal line at a value of y.
     """
     xs = [guide_across.value, *(value for point in found for value in (point.x, *point.x_interval))]
     ys = [guide_up.value, *(value for point in found for value in (point.y, *point.y_interval))]
-    across = Axis.fit_values(xs, xlabel, (_LEFT, WIDTH - _RIGHT), room=0.06, log=log)
+    across = Axis.fit_values(xs, xlabel, (_LEFT, WIDTH - _RIGHT), room=0.06)
     up = Axis.fit_values(ys, ylabel, (HEIGHT - _BOTTOM, _TOP), room=0.06)
     # Where points, their intervals and their labels are drawn.
     places = [(across.position_of(point.x), up.position_of(point.y)) for point in found]

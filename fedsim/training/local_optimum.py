@@ -16,7 +16,7 @@ from fedsim.recording.wire_format import non_finite_names
 from fedsim.training.modes import forward, normalise_by_batch
 from fedsim.training.optimizers import SGD
 
-ITERATIONS, MAX_BATCH_SIZE = 300, 2048
+ITERATIONS, _MAX_BATCH_SIZE = 300, 2048
 """Default number of gradient descent steps, and the most examples in one of them."""
 _STEP_SIZES, _MOMENTUM = (0.1, 0.03, 0.01, 0.003, 0.001, 0.0003), 0.9
 _ALLOWED_RISE = 0.1
@@ -33,7 +33,7 @@ def train_to_convergence(
     loss: Callable[[Tensor, Tensor], Tensor],
     *,
     iterations: int = ITERATIONS,
-    batch_size: int = MAX_BATCH_SIZE,
+    batch_size: int = _MAX_BATCH_SIZE,
 ) -> tuple[nn.Module, list[float]]:
     """Train a copy of `model` by gradient descent until it rests; return it and each step's loss.
 

@@ -12,11 +12,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.recording.payloads import Payload
-from fedsim.recording.tree_models import LOGISTIC
+from fedsim.recording.tree_models import LOGISTIC, TreeModel
 from fedsim.recording.wire_format import Update
 
 Split = tuple[int, float, Any, Any] | None
 """Feature, threshold, and what the left and the right child split by; None for a leaf."""
+
+
+def predict_margins(model: TreeModel, rows: NDArray[Any]) -> NDArray[np.float64]:
+    """Return what the trees predict for each row, before the link function, `row`."""
+    margins = np.full(len(rows), model.base_margin)
+    for tree in model.trees:
+        margins += tree.weights[tree.find_leaves(rows)]
+    return margins
 
 
 def grow_tree(

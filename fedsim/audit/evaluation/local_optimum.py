@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedsim.base.errors import ConfigError, DataError, RunError
+from fedsim.base.errors import DataError, RunError
 from fedsim.base.task import Loss, squared_error
 from fedsim.recording.wire_format import State, match_any_names, non_finite_names
-from fedsim.training.local_optimum import ITERATIONS, MAX_BATCH_SIZE, train_to_convergence
+from fedsim.training.local_optimum import ITERATIONS, train_to_convergence
 from fedsim.training.model_state import load_state, running_statistics
 from fedsim.training.modes import forward, normalise_by_batch
 from fedsim.training.optimizers import LBFGS
@@ -22,14 +22,7 @@ _CONVEX_ITERATIONS, _GRADIENT_TOLERANCE = 2000, 1e-7
 
 
 def local_optimum(
-    model: nn.Module,
-    start: State,
-    inputs: Tensor,
-    labels: Tensor,
-    loss: Loss = cross_entropy,
-    *,
-    iterations: int = ITERATIONS,
-    batch_size: int = MAX_BATCH_SIZE,
+    model: nn.Module, start: State, inputs: Tensor, labels: Tensor, loss: Loss = cross_entropy
 ) -> dict[str, Tensor]:
     """Compute the weights that minimise a client's own loss, from `start`; the same at each call.
 
@@ -57,9 +50,6 @@ def local_optimum(
     Returns:
         A state with the names that `start` has for this model, in its types.
     """
-    for name, value in (("iterations", iterations), ("batch_size", batch_size)):
-        if not value > 0:
-            raise ConfigError(f"{name}: expected more than 0, got {value}")
     if not len(inputs):
         raise DataError("local optimum: the client holds no examples; attack one that does")
     initial = match_state(model, start)
@@ -69,7 +59,7 @@ def local_optimum(
     load_state(network, initial)
     layer = _only_layer(network)
     if layer is None:
-        network, _ = train_to_convergence(network, inputs, labels, loss, iterations=iterations, batch_size=batch_size)
+        network, _ = train_to_convergence(network, inputs, labels, loss)
         if running_statistics(network) & set(initial):
             _set_statistics(network, inputs)
     elif loss is squared_error:

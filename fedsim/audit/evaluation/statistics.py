@@ -190,9 +190,3 @@ def _student_quantile(freedom: float, level: float) -> float:
     from scipy.special import stdtrit  # likewise
 
     return float(stdtrit(freedom, (1 + level) / 2))
-
-
-def format_mean(values: Mapping[tuple[str, str], float]) -> str:
-    """Return the text `mean ± margin`, see `mean_and_margin`."""
-    centre, margin = mean_and_margin(values)
-    return f"{centre:.3f} ± {margin:.3f}" if margin else f"{centre:.3f}"

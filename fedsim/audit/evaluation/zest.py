@@ -109,21 +109,18 @@ def signature(
     pieces: Tensor,
     *,
     masks: int = MASKS,
-    intercept: bool = False,
-    seed: int = 0,
 ) -> Tensor:
     """Compute LIME's explanation of a model on each reference: what each piece contributes.
 
     For each reference, `masks` copies are made in which random halves of the pieces are masked (the
     first copy is whole). The explanation is the least-squares fit from the pieces that are kept, 0
-    or 1 each, to the outputs. The explanations of two models can be compared by `zest` if
-    references, pieces, masks and seed were the same.
+    or 1 each, to the outputs, without a constant: the part of the outputs that is always the same
+    is spread over all pieces. The explanations of two models can be compared by `zest` if
+    references, pieces and masks were the same.
 
     Args:
         outputs: a model's answers, `example output`, logits or predictions; see `model_outputs`.
         references: `reference ...`, in model units.
-        intercept: fit a constant, too, and leave it out of the explanation. The Zest paper fits
-            none, so that the part of the outputs that is always the same is spread over all pieces.
 
     Returns:
         `reference piece output`.
@@ -141,7 +138,7 @@ def signature(
         raise ConfigError(f"masks: expected more than the {count} pieces of an example, got {masks}")
     if not len(references):
         raise DataError("zest: there are no reference examples; the data set needs public (test) examples")
-    kept_pieces = torch.rand((masks, count), generator=generator("zest", seed)) < 0.5
+    kept_pieces = torch.rand((masks, count), generator=generator("zest", 0)) < 0.5
     kept_pieces[0] = True
     is_kept = kept_pieces[:, pieces]
     axes = [0, *range(2, references.ndim)]
@@ -152,8 +149,7 @@ def signature(
     answers = torch.stack(answers_by_reference, 1)
     if not answers.isfinite().all():
         raise AttackError("zest: a model answers with NaN or infinite values, which cannot be explained")
-    regression = LinearRegression(fit_intercept=intercept)
-    fit = regression.fit(kept_pieces.double().numpy(), answers.flatten(1).double().numpy())
+    fit = LinearRegression(fit_intercept=False).fit(kept_pieces.double().numpy(), answers.flatten(1).double().numpy())
     return torch.from_numpy(fit.coef_).reshape(*answers.shape[1:], count).transpose(1, 2)
 
 

@@ -19,7 +19,7 @@ from fedsim.inversion.labels.logit_gradient import logit_gradient
 from fedsim.inversion.problem import InversionProblem
 from fedsim.training.optimizers import LBFGS
 
-_BIAS_RULE_STEPS = 20
+_BIAS_RULE_STEPS, _MAX_LBFGS_ITERATIONS = 20, 100
 
 
 def sign_rule(problem: InversionProblem, dummy: Tensor) -> Tensor:
@@ -107,13 +107,7 @@ def bias_rule(layers: Sequence[LastLayer], num_examples: int, rng: torch.Generat
     return expand_counts(_count_by_bias(layers, num_examples))
 
 
-def label_optimisation(
-    layers: Sequence[LastLayer],
-    num_examples: int,
-    rng: torch.Generator,
-    *,
-    iterations: int = 100,
-) -> Tensor:
+def label_optimisation(layers: Sequence[LastLayer], num_examples: int, rng: torch.Generator) -> Tensor:
     """Optimise dummy labels and dummy features until the last layer's gradient is the recorded one.
 
     1. Minimise the squared distance between the last layer's gradient of dummy features with dummy
@@ -131,7 +125,6 @@ def label_optimisation(
     Args:
         layers: of one or more gradients of the same mini-batch.
         num_examples: b.
-        iterations: of L-BFGS, at most.
 
     Returns:
         `example`, labels in ascending order.
@@ -160,7 +153,7 @@ def label_optimisation(
     logits = torch.randn((num_examples, classes), generator=rng).to(weight).requires_grad_(True)
     optimizer = LBFGS(
         [features, logits],
-        max_iter=iterations,
+        max_iter=_MAX_LBFGS_ITERATIONS,
         history_size=20,
         line_search_fn="strong_wolfe",
         tolerance_change=1e-12,

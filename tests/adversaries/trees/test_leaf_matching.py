@@ -51,8 +51,8 @@ def test_a_candidate_that_is_missing_is_of_use_and_one_that_is_too_much_is_not()
 def test_amounts_are_rounded_within_counts() -> None:
     known = problem()
     counts = [
-        LeafCounts(leaf=1, records=2, positives=1, target_sum=1.0),
-        LeafCounts(leaf=2, records=1, positives=1, target_sum=1.0),
+        LeafCounts(leaf=1, records=2, positives=1),
+        LeafCounts(leaf=2, records=1, positives=1),
     ]
     exact = LeafProblem(sums=known.sums, num_records=3, counts=counts)
     pairs = candidates((1.0, 0.0), (2.0, 0.0), (1.0, 1.0), (8.0, 1.0), (8.0, 0.0))

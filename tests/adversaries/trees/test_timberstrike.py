@@ -19,7 +19,7 @@ from fedsim.interfaces.knowledge import Knowledge, Records
 from fedsim.recording.tree_models import SQUARED_ERROR, Tree, parse_tree_model
 from fedsim.recording.wire_format import Update
 from tests.support.recordings import record_updates, run_attack
-from tests.support.trees import Split, grow_tree, model_bytes, tree_update
+from tests.support.trees import Split, grow_tree, model_bytes, predict_margins, tree_update
 
 RNG = np.random.default_rng(5)
 ROWS = RNG.integers(0, 10, size=(24, 3)).astype(np.float32)
@@ -41,7 +41,7 @@ def train_rounds(
     updates, trees, sent = list[Update](), list[dict[str, Any]](), b""
     for number, split in enumerate(SPLITS, 1):
         model = parse_tree_model(model_bytes(trees, 3, **objective), "here")
-        tree = grow_tree(rows, labels, split, model.predict_margins(rows), **settings)
+        tree = grow_tree(rows, labels, split, predict_margins(model, rows), **settings)
         answer = model_bytes([tree], 3, **objective)
         updates.append(tree_update(sent, answer, number=number, num_examples=num_examples))
         trees.append(tree)

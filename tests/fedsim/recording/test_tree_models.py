@@ -12,7 +12,7 @@ import torch
 
 from fedsim.base.errors import TranscriptError
 from fedsim.recording.tree_models import holds_trees, parse_tree_model, parse_tree_state
-from tests.support.trees import grow_tree, model_bytes, tree_update
+from tests.support.trees import grow_tree, model_bytes, predict_margins, tree_update
 
 ROWS = np.array([[1.0, 5.0], [2.0, 6.0], [3.0, 5.0], [4.0, 7.0]], np.float32)
 LABELS = np.array([0, 1, 1, 1])
@@ -35,14 +35,14 @@ def test_margins_are_the_base_score_and_leaf_values() -> None:
     # With p = 1/2, H is a quarter of the records, and G half of those of label 0 less those of label 1.
     first = 0.3 * np.array([-0.5, 1.0, 0.5, 1.0]) / (np.array([0.25, 0.5, 0.25, 0.5]) + 1)
     second = 0.3 * np.array([0.5, 0.5, 0.5, 0.5]) / (np.array([0.75, 0.75, 0.75, 0.25]) + 1)
-    np.testing.assert_allclose(parse_tree_model(content, "here").predict_margins(ROWS), first + second)
+    np.testing.assert_allclose(predict_margins(parse_tree_model(content, "here"), ROWS), first + second)
 
 
 def test_a_leaf_adds_its_value_whatever_its_base_weight_is() -> None:
     content = model_content()
     tree = content["learner"]["gradient_booster"]["model"]["trees"][0]
     tree["base_weights"] = [0.0] * len(tree["base_weights"])
-    margins = parse_tree_model(json.dumps(content).encode(), "here").predict_margins(ROWS)
+    margins = predict_margins(parse_tree_model(json.dumps(content).encode(), "here"), ROWS)
     np.testing.assert_allclose(margins, 0.3 * np.array([-0.5, 1.0, 0.5, 1.0]) / np.array([1.25, 1.5, 1.25, 1.5]))
 
 
@@ -54,7 +54,7 @@ def test_predictions_are_those_of_xgboost(settings: dict[str, Any]) -> None:
     matrix = xgboost.DMatrix(rows, label=(rows[:, 0] + rows[:, 1] ** 2 > 0.5).astype(int))
     booster = xgboost.train({"objective": "binary:logistic", "nthread": 1, **settings}, matrix, num_boost_round=3)
     model = parse_tree_model(bytes(booster.save_raw("json")), "here")
-    np.testing.assert_allclose(model.predict_margins(rows), booster.predict(matrix, output_margin=True), atol=1e-5)
+    np.testing.assert_allclose(predict_margins(model, rows), booster.predict(matrix, output_margin=True), atol=1e-5)
 
 
 def test_new_trees_are_all_of_a_slice_and_the_last_of_a_whole_model() -> None:

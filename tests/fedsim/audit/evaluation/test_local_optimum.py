@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import os
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedsim.audit.evaluation.local_optimum import local_optimum, match_state
-from fedsim.base.errors import ConfigError, DataError, RunError
+from fedsim.base.errors import DataError, RunError
 from fedsim.base.randomness import generator, seed_globals
 from fedsim.base.task import Task, squared_error
 from fedsim.federation.config import Config
@@ -105,23 +106,31 @@ def test_a_network_learns_its_data_by_heart_and_comes_to_rest() -> None:
     assert after["loss"] < 0.1 * before["loss"]
 
 
-def test_a_network_ends_up_the_same_each_time_and_the_model_is_only_lent() -> None:
+def shorten_training(patch: pytest.MonkeyPatch, **settings: int) -> None:
+    """Let networks train in fewer steps or in smaller batches."""
+    shorter = functools.partial(train_to_convergence, **settings)
+    patch.setattr("fedsim.audit.evaluation.local_optimum.train_to_convergence", shorter)
+
+
+def test_a_network_ends_up_the_same_each_time_and_the_model_is_only_lent(monkeypatch: pytest.MonkeyPatch) -> None:
+    shorten_training(monkeypatch, iterations=20, batch_size=64)
     model = built(CLASSES, 8)
     kept = copy.deepcopy(model.state_dict())
     start = {name: tensor + 0.01 for name, tensor in copy_state(model).items()}
-    one = local_optimum(model, start, INPUTS, PLAIN, iterations=20, batch_size=64)
+    one = local_optimum(model, start, INPUTS, PLAIN)
     with seed_globals("somebody else's draws"):
-        other = local_optimum(model, start, INPUTS, PLAIN, iterations=20, batch_size=64)
+        other = local_optimum(model, start, INPUTS, PLAIN)
     assert all(torch.equal(one[name], other[name]) for name in start)
     assert all(torch.equal(tensor, kept[name]) for name, tensor in model.state_dict().items())
 
 
-def test_the_first_step_is_one_of_gradient_descent_from_the_start() -> None:
+def test_the_first_step_is_one_of_gradient_descent_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tenth of the gradient of all examples."""
+    shorten_training(monkeypatch, iterations=1)
     model = built(CLASSES, 8).double()
     start = copy_state(model)
     gradient = torch.autograd.grad(cross_entropy(model(INPUTS.double()), PLAIN), list(model.parameters()))
-    found = local_optimum(model, start, INPUTS.double(), PLAIN, iterations=1)
+    found = local_optimum(model, start, INPUTS.double(), PLAIN)
     for (name, tensor), slope in zip(start.items(), gradient, strict=True):
         torch.testing.assert_close(found[name], tensor - 0.1 * slope, atol=1e-10, rtol=0)
 
@@ -201,11 +210,12 @@ def test_a_regression_by_a_network_approaches_its_targets() -> None:
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_batch_norm_uses_the_clients_own_statistics(shared: bool) -> None:
+def test_batch_norm_uses_the_clients_own_statistics(shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Withheld, they are in no state; shared, they are those of its data at the optimum."""
+    shorten_training(monkeypatch, iterations=60)
     model = built(CLASSES, 16, batch_norm=True)
     start = copy_state(model, statistics=shared)
-    found = local_optimum(model, start, INPUTS, PLAIN, iterations=60)
+    found = local_optimum(model, start, INPUTS, PLAIN)
     assert list(found) == list(start)
     assert accuracy(model, found) > accuracy(model, dict(start)) + 0.1
     if shared:
@@ -215,11 +225,12 @@ def test_batch_norm_uses_the_clients_own_statistics(shared: bool) -> None:
         torch.testing.assert_close(found["2.running_var"], first.var(0))
 
 
-def test_one_example_too_many_for_a_batch_does_not_stand_alone() -> None:
+def test_one_example_too_many_for_a_batch_does_not_stand_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """201 examples in batches of 100 are three of 67, which can be normalised."""
+    shorten_training(monkeypatch, iterations=6, batch_size=100)
     model = built(CLASSES, 8, batch_norm=True)
     inputs, labels = torch.cat([INPUTS, INPUTS[:1]]), torch.cat([PLAIN, PLAIN[:1]])
-    local_optimum(model, copy_state(model), inputs, labels, iterations=6, batch_size=100)
+    local_optimum(model, copy_state(model), inputs, labels)
 
 
 def test_states_are_taken_by_name_or_by_order() -> None:
@@ -236,18 +247,17 @@ def test_states_are_taken_by_name_or_by_order() -> None:
 @pytest.mark.parametrize(
     ("error", "message", "options"),
     [
-        (ConfigError, "iterations: expected more than 0, got 0", {"iterations": 0}),
-        (ConfigError, "batch_size: expected more than 0, got 0", {"batch_size": 0}),
         (DataError, "the client holds no examples", {"inputs": INPUTS[:0], "labels": PLAIN[:0]}),
         (DataError, "another architecture", {"start": {"weight": torch.ones(3)}}),
         (RunError, "unstable even with a step size of 0.0003; standardise", {"inputs": INPUTS * float("inf")}),
     ],
 )
 def test_what_cannot_be_trained_is_said_in_a_sentence(
-    error: type[Exception], message: str, options: dict[str, object]
+    error: type[Exception], message: str, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    shorten_training(monkeypatch, iterations=3)
     model = built(CLASSES, 8)
-    arguments = {"start": copy_state(model), "inputs": INPUTS, "labels": PLAIN, "iterations": 3} | options
+    arguments = {"start": copy_state(model), "inputs": INPUTS, "labels": PLAIN} | options
     with pytest.raises(error, match=message) as caught:
         local_optimum(model, **arguments)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
