@@ -28,6 +28,7 @@ PARTITIONS: Mapping[str, dict[str, Any]] = {
     "unlike": {"name": "dirichlet", "alpha": 0.5, "min_examples": 8, "samples_per_client": 8},
 }
 NAMES = {"sme": "SME", "ig": "IG"}
+TITLES = {"alike": "iid", "unlike": "non-iid"}
 LEAK, NO_GRADIENT, PREDICTED = "leak", "distance from the mean, no gradient", "predicted by all of them"
 Numbers = NDArray[np.float64]
 
@@ -54,7 +55,7 @@ def tables(rows: Sequence[Mapping[str, str]]) -> dict[str, str]:
     columns = [column_of_shares(values, *key) for key in product(PARTITIONS, ROUNDS, NAMES)]
     head = ["measured", "quantity"]
     for clients, number, attack in product(PARTITIONS, ROUNDS, NAMES):
-        head.append(f"{clients}, round {number}, {NAMES[attack]}")
+        head.append(f"{TITLES[clients]}, round {number}, {NAMES[attack]}")
     lines = [[*name, *(column[name] for column in columns)] for name in columns[0]]
     return {"": markdown_table(head, lines)}
 
