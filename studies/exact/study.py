@@ -107,8 +107,8 @@ def tables(rows: Sequence[Mapping[str, str]]) -> dict[str, str]:
     beyond = (column_values(rows, "certified") > column_values(rows, "exact") + 1e-9).sum()
     found = {
         "certificates": f"{wrong} attacks on a client gave a wrong certificate, that is, of an example below 60 dB. "
-        f"{beyond} attacks certified rows\nthat do not count as exact: a certificate allows an error of 1/2000 of the range, `exact` "
-        "one of 1/10000 in tables."
+        f"{beyond} attacks certified rows\nthat do not count as exact: a certificate allows an error of 1/2000 of "
+        "the range, `exact` one of 1/10000 in tables."
     }
     for data in DATA:
         head = [data, "clients", "exact (95 % interval)", "certified", "dB", "`cocktail-party`, dB", "refined, dB"]
