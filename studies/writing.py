@@ -100,12 +100,12 @@ def pivot(table: PivotTable, titles: Mapping[str, str], rows: Iterable[Mapping[s
     columns = sorted(dict.fromkeys(column for _, column in means), key=rank)
     lines = []
     for line in sorted(dict.fromkeys(line for line, _ in means), key=rank):
-        cells = [_format_mean(means[line, column]) if (line, column) in means else "" for column in columns]
+        cells = [format_mean(means[line, column]) if (line, column) in means else "" for column in columns]
         lines.append([*(title([name]) for name in line), *cells])
     return markdown_table([*table.lines.values(), *map(title, columns)], lines)
 
 
-def _format_mean(values: Mapping[tuple[str, str], float]) -> str:
+def format_mean(values: Mapping[tuple[str, str], float]) -> str:
     """Return the text `mean ± margin`, see `mean_and_margin`."""
     centre, margin = mean_and_margin(values)
     return f"{centre:.3f} ± {margin:.3f}" if margin else f"{centre:.3f}"

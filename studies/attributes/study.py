@@ -9,11 +9,10 @@ from torch import Tensor
 
 import fedsim
 from fedsim.audit.evaluation.imputation import Imputation
-from fedsim.audit.evaluation.statistics import format_mean
 from fedsim.federation.experiment import Experiment
 from fedsim.federation.experiment_file import load_config
 from studies.running import Row, final_accuracy, runs_of_sweep
-from studies.writing import group_rows, markdown_table
+from studies.writing import format_mean, group_rows, markdown_table
 
 METRICS = {"attribute_accuracy": "accuracy", "attribute_balanced_accuracy": "balanced accuracy"}
 FIRST_ATTACK = "aia-gradient"

@@ -12,14 +12,13 @@ import numpy as np
 from scipy.optimize import brentq
 
 import fedsim
-from fedsim.audit.evaluation.statistics import format_mean
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import read_ledger
 from fedsim.interfaces.mechanism import Mechanism
 from fedsim.privacy.ceilings import compute_trade_off
 from fedsim.privacy.mechanism_columns import read_mechanism
 from studies.running import Row, final_accuracy
-from studies.writing import markdown_table, select_rows
+from studies.writing import format_mean, markdown_table, select_rows
 
 DELTA = 1e-3
 CANARIES = 2000

@@ -13,13 +13,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from fedsim.audit.evaluation.statistics import format_mean
 from fedsim.federation.distributed_privacy import SumGroups, make_distributed_privacy
 from fedsim.federation.privacy_tables import DistributedPrivacyTable, SecureAggregationTable
 from fedsim.privacy.canary_bounds import EpsilonBound, best_lower_bound
 from strategies.secure_sum import SecureSum
 from studies.running import Row
-from studies.writing import markdown_table, select_rows
+from studies.writing import format_mean, markdown_table, select_rows
 
 CLIENTS, ASKED, ROUNDS, NUMBERS = 500, 50, 20, 25_450
 DELTA, CONFIDENCE = 1e-3, 0.99
