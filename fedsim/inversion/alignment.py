@@ -12,9 +12,7 @@ _LABEL_SHARE = 0.8
 """Weight of the labels in the similarity of two gradients; their direction has the rest."""
 
 
-def align(
-    labels: Sequence[Tensor], gradients: Sequence[Tensor] | None = None, similarity: float = 0.7
-) -> list[tuple[int, ...]]:
+def align(labels: Sequence[Tensor], gradients: Sequence[Tensor], similarity: float = 0.7) -> list[tuple[int, ...]]:
     """Group gradients of the same mini-batch: those with similar labels and direction.
 
     The similarity of two gradients is 0.8 times the share of labels that they have in common, as
@@ -26,7 +24,7 @@ def align(
 
     Args:
         labels: of each gradient, `example`, recovered from it, in any order.
-        gradients: `parameter`, one row each; None groups by equal labels only.
+        gradients: `parameter`, one row each.
         similarity: in [-1, 1].
 
     Returns:
@@ -36,15 +34,9 @@ def align(
         [Li2023b], Sect. 3.4.2 and 4.2.2. Differs: the paper groups by equal labels first, and does
         not say how high a cosine is high.
 
-    >>> align([torch.tensor([0, 1]), torch.tensor([2, 2]), torch.tensor([1, 0])])
+    >>> align([torch.tensor([0, 1]), torch.tensor([2, 2]), torch.tensor([1, 0])], [torch.ones(5)] * 3)
     [(0, 2), (1,)]
     """
-    if gradients is None:
-        indices_by_labels: dict[tuple[int, ...], list[int]] = {}
-        for index, batch_labels in enumerate(labels):
-            key = tuple(batch_labels.sort().values.tolist())
-            indices_by_labels.setdefault(key, []).append(index)
-        return sorted(tuple(indices) for indices in indices_by_labels.values())
     groups = _link_groups(_similarities(labels, gradients), similarity)
     return sorted(tuple(group) for group in groups)
 

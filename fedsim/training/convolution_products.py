@@ -164,18 +164,12 @@ class _Product(Function):
         )
 
 
-class _TransposedProduct(Function):
+class _TransposedProduct(_Product):
     """Product of the transpose of the first matrix and the second, likewise."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(first: Tensor, second: Tensor) -> Tensor:
         return first.mT @ second
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:

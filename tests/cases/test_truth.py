@@ -18,7 +18,6 @@ from fedsim.audit.audit import open_audit
 from fedsim.audit.evaluation.doubts import collect_doubts, raise_doubt
 from fedsim.audit.evaluation.evaluator import EvaluationContext
 from fedsim.audit.evaluation.foreign_recording import ForeignRecording
-from fedsim.audit.evaluation.measurements import measure_claims
 from fedsim.audit.evaluation.retraining import Retraining
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.audit.evaluation.truth_fit import find_complaint
@@ -36,6 +35,7 @@ from fedsim.recording.payloads import Kind, Payload
 from fedsim.recording.recorder import Recorder
 from fedsim.recording.wire_format import Update
 from fedsim.report.verdicts import score_readings
+from tests.support.measurements import measure_claims
 from tests.support.recordings import build_update, record_updates
 
 

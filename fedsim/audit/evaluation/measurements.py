@@ -30,18 +30,12 @@ _ROUNDING = 1e-5
 """Values this far beyond the ends of a metric's range are rounding errors."""
 
 
-def measure_claims(claimed: Tensor, truth: Truth, weights: Path | None) -> MetricValues:
-    """Assign claims one-to-one to the true examples and compute the metrics of their modality.
-
-    A true text without any token has no value. Texts also have `words_found`, of all together.
-    """
-    return measure_sets([claimed], truth, weights, CPU)[0]
-
-
 def measure_sets(
     claimed_sets: Sequence[Tensor], truth: Truth, weights: Path | None, device: torch.device
 ) -> list[MetricValues]:
-    """Measure several sets of claims about one victim, each as `measure_claims` does.
+    """Assign each set of claims one-to-one to the true examples and compute the metrics of their modality.
+
+    A true text without any token has no value. Texts also have `words_found`, of all together.
 
     Metrics and modalities of fedsim get as many sets at once as a batch has room for, on `device`.
     Those of other packages get one after the other, on the CPU: they may look at a set as a whole.

@@ -16,7 +16,6 @@ from fedsim.audit.evaluation import measurements
 from fedsim.audit.evaluation.example_metrics import Psnr
 from fedsim.audit.evaluation.measurements import (
     find_instruments,
-    measure_claims,
     measure_nearest,
     measure_safely,
     measure_sets,
@@ -26,6 +25,7 @@ from fedsim.base.errors import DataError, PluginError
 from fedsim.interfaces.metric import ExampleContext, ExampleMetric
 from fedsim.interfaces.modality import PublicExamples
 from fedsim.modalities.image import ImageModality
+from tests.support.measurements import measure_claims
 from tests.support.tensors import draw_uniform
 
 CONTEXT = ExampleContext(modality="image")
