@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import itertools
 import platform
 import re
@@ -164,16 +165,21 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 def append_rows(path: Path, rows: Iterable[Row], number_format: str, cells: Iterable[Row] = ()) -> None:
-    """Add rows to a file; a new one has the columns of all cells and of these rows."""
+    """Add rows to a file; a new one has the columns of all cells and rows, and one that lacks some is written anew."""
     shown = [{name: round_number(value, number_format) for name, value in row.items()} for row in rows]
     known = read_rows(path)
-    columns = list(known[0] if known else dict.fromkeys(name for row in (*cells, *shown) for name in row))
+    columns = list(dict.fromkeys(name for row in (*known[:1], *cells, *shown) for name in row))
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, columns, lineterminator="\n", extrasaction="ignore")
-        if not known:
-            writer.writeheader()
-        writer.writerows(shown)
+    text, is_whole = io.StringIO(), not known or columns != list(known[0])
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    if is_whole:
+        writer.writeheader()
+    writer.writerows([*known, *shown] if is_whole else shown)
+    if is_whole:
+        write_text(path, text.getvalue())
+    else:
+        with path.open("a", newline="") as file:
+            file.write(text.getvalue())
 
 
 def keep_records(path: Path, lines: Iterable[str]) -> Path:

@@ -9,7 +9,9 @@ line search and no chains.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -18,12 +20,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
+from fedsim.audit.evaluation.score import Score
 from fedsim.audit.evaluation.statistics import confidence_interval
+from fedsim.base import metrics
 from fedsim.base.randomness import generator, use_one_thread
 from fedsim.interfaces.findings import Reconstruction
-from fedsim.inversion.distances import Cosine, Distance, MeanCosine
-from fedsim.inversion.parametrisations import Parametrisation, PublicComponents
+from fedsim.inversion.distances import Cosine, Distance, MeanCosine, global_norm
+from fedsim.inversion.parametrisations import DenoisedImages, Parametrisation, PublicComponents
 from fedsim.inversion.priors import BatchNormStatistics, TotalVariation
 from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.recipe import Recipe, cosine_schedule
@@ -36,6 +41,7 @@ from studies.today_priors.study import (
     COMPONENTS,
     FixedStart,
     known_problem,
+    list_scores,
     points_between,
     public_records,
     score_images,
@@ -49,8 +55,10 @@ PARTS = {
     "linear": "last layer",
 }  # fmt: skip
 """Parts of the network by the beginning of their parameters' names."""
-SPLIT_METHODS = ("present", "early layers", "late layers", "by tensor", "pixels", "details")
+SPLIT_METHODS = ("present", "early layers", "late layers", "by tensor", "pixels", "details", "denoiser", "smooth steps")
 """Methods of which the table of parts tells."""
+SMALL_SHARE = 0.01
+"""Of the sum of the images' gradient norms; below it an image's gradient is a small part of the message."""
 EARLY_PARTS = ("stem", "stage1", "stage2")
 Evaluate = Callable[[Tensor], tuple[float, Tensor]]
 """`coefficients -> (objective, gradient)`."""
@@ -116,6 +124,8 @@ class Stage:
         distance: `all`, `early` or `late` layers in one cosine, or a cosine `by tensor`.
         bn_weight: of the statistics that the client sent.
         tv_weight: of the total variation.
+        step_width: of the step that a ReLU's derivative is, where it is differentiated, see `SmoothSteps`; 0 leaves it.
+        squared: compare the statistics by squared errors, see `SquaredStatistics`.
     """
 
     parametrisation: Parametrisation = FirstComponents(components=COMPONENTS, weight=1e-4, spread=0.3)
@@ -125,9 +135,12 @@ class Stage:
     distance: str = "all"
     bn_weight: float = BN_WEIGHT
     tv_weight: float = 0.0
+    step_width: float = 0.0
+    squared: bool = False
 
     def recipe(self, problem: InversionProblem, statistics: SharedStatistics) -> Recipe:
         """Return the objective, as the engine knows it."""
+        statistics = SquaredStatistics(inputs=statistics.inputs) if self.squared else statistics
         return Recipe(
             distance=distance_of(self.distance, problem),
             priors=[(self.tv_weight, TotalVariation()), (self.bn_weight, statistics)],
@@ -162,6 +175,84 @@ class SharedStatistics(BatchNormStatistics):
         return self.inputs
 
 
+@dataclass(frozen=True)
+class SquaredStatistics(SharedStatistics):
+    """Half the squared errors of means and of logarithms of deviations, in deviations of the channel's values.
+
+    The norms of `BatchNormStatistics` add up channels of any scale. These errors are relative, and their slope falls
+    with them.
+    """
+
+    def __call__(self, problem: InversionProblem, dummy: Tensor, consensus: Tensor) -> Tensor:
+        """Return the sum over the channels of all BatchNorm layers."""
+        terms = []
+        for name, (inputs,) in self.inputs.items():
+            layer = problem.model.get_submodule(name)
+            assert isinstance(layer, nn.BatchNorm2d)
+            assert layer.momentum is not None
+            kept_share = 1 - layer.momentum
+            mean = self._target(problem, f"{name}.running_mean", kept_share) / layer.momentum
+            variance = self._target(problem, f"{name}.running_var", kept_share) / layer.momentum
+            axes = [0, 2, 3]
+            means = (inputs.mean(axes) - mean) / variance.sqrt()
+            deviations = (inputs.var(axes) / variance).log() / 2
+            terms.append((means.square() + deviations.square()).sum() / 2)
+        return torch.stack(terms).sum()
+
+
+class _SmoothStep(torch.autograd.Function):
+    """The step that is a ReLU's derivative; its own derivative is a Gaussian density, not 0."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, width: float) -> Tensor:
+        ctx.save_for_backward(inputs)
+        ctx.width = width
+        return (inputs > 0).to(inputs.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (inputs,) = ctx.saved_tensors
+        density = torch.exp(-(inputs / ctx.width).square() / 2) / (ctx.width * math.sqrt(2 * math.pi))
+        return grads[0] * density, None
+
+
+class _SmoothReLU(torch.autograd.Function):
+    """A ReLU, exact forward and backward, whose second derivative is that of `_SmoothStep`."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, width: float) -> Tensor:
+        ctx.save_for_backward(inputs)
+        ctx.width = width
+        return inputs.clamp_min(0)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (inputs,) = ctx.saved_tensors
+        return grads[0] * _SmoothStep.apply(inputs, ctx.width), None
+
+
+class SmoothSteps(TorchFunctionMode):
+    """Lets the slope of a gradient's distance see that units switch on and off.
+
+    The gradient of a network with ReLUs jumps where a unit switches, and its derivative by the data, which is what
+    matching descends along, is without these jumps. Here the derivative of each step is a Gaussian density of this
+    width, in units of what enters the ReLU: what jumps there on average over nearby inputs. Values and gradients are
+    exact.
+    """
+
+    def __init__(self, width: float) -> None:
+        super().__init__()
+        self.width = width
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """Replace ReLUs."""
+        if func in (functional.relu, torch.relu):
+            return _SmoothReLU.apply(args[0], self.width)
+        return func(*args, **(kwargs or {}))
+
+
 def distance_of(name: str, problem: InversionProblem) -> Distance:
     """Return the distance that a stage names."""
     if name == "by tensor":
@@ -181,6 +272,11 @@ _PIXELS: dict[str, Any] = {"optimizer": "signs", "tv_weight": 0.01}
 """Settings of the study `today`, where there is no prior."""
 _FINE: dict[str, Any] = {"parametrisation": Pixels(), "step_size": 0.02, "tv_weight": 0.001}
 """Settings of `today_priors` near the truth."""
+_DENOISER: dict[str, Any] = {
+    "parametrisation": DenoisedImages(weight=1e-5, spread=0.3), "step_size": 1.0, "share": 4.0,
+}  # fmt: skip
+"""As in `today_priors`, for 400 iterations."""
+_SMOOTH: dict[str, Any] = _DENOISER | {"step_width": 0.1}
 _THIRDS = ((8, 15), (16, 30), (32, COMPONENTS))
 """Sides of images, and numbers of components, in three stages."""
 METHODS: dict[str, tuple[str, tuple[Stage, ...]]] = {
@@ -206,6 +302,12 @@ METHODS: dict[str, tuple[str, tuple[Stage, ...]]] = {
     "present x3": ("Adam, 3 x", (Stage(share=3.0),)),
     "starts x3": ("Adam, best of three starts, 3 x", (Stage(),)),
     "adam, lbfgs x3": ("Adam, then L-BFGS, 3 x", (Stage(share=1.5), Stage(optimizer="lbfgs", share=1.5))),
+    "denoiser": ("denoiser, 4 x", (Stage(**_DENOISER),)),
+    "smooth steps": ("denoiser, smooth steps, 4 x", (Stage(**_SMOOTH),)),
+    "squared statistics": (
+        "denoiser, smooth steps, squared statistics, 4 x",
+        (Stage(**_SMOOTH, bn_weight=0.01, squared=True),),
+    ),
     "quarter way": ("*from a quarter of the way to the truth*", (Stage(**_FINE),)),
 }
 """Title and stages of each method. Steps are in deviations of components, or of pixels."""
@@ -226,7 +328,8 @@ def measure(weights: str, batch: int, seed: int, method: str) -> Row:
         ends = [run_stages(problem, stages, (batch, 3, 32, 32), rng) for _ in range(starts)]
     dummy = min(ends, key=lambda end: end[0])[1]
     claim = Reconstruction(data=problem.scaling.to_unit_range(dummy), labels=problem.labels)
-    return score_images(claim, MODEL, "cifar10", batch, seed) | split_distance(problem, dummy)
+    scores = score_images(claim, MODEL, "cifar10", batch, seed)
+    return list_scores(scores) | split_distance(problem, dummy) | split_images(problem, scores, batch, seed)
 
 
 def start_near_truth(problem: InversionProblem, batch: int, seed: int) -> FixedStart:
@@ -247,7 +350,8 @@ def run_stages(
         if stage is not before:
             point = carry_over(problem, before.parametrisation, stage.parametrisation, point)
         evaluate = make_evaluation(problem, stage.recipe(problem, statistics))
-        point = descend(problem, stage, evaluate, point)
+        with SmoothSteps(stage.step_width) if stage.step_width else nullcontext():
+            point = descend(problem, stage, evaluate, point)
         before = stage
     return evaluate(point)[0], before.parametrisation.dummy_data(problem, point).detach()
 
@@ -337,9 +441,36 @@ def split_distance(problem: InversionProblem, dummy: Tensor) -> dict[str, float]
     return row
 
 
+def split_images(problem: InversionProblem, scores: Mapping[str, Score], batch: int, seed: int) -> dict[str, float]:
+    """Return how well the images are found whose gradients are a small part of the message, and how well the others.
+
+    An image's gradient is that of its own term of the loss, and its share that of its norm in the sum of the images'.
+
+    Returns:
+        `small`, the number of images with a share below `SMALL_SHARE`; for these and the `large` ones the mean PSNR of
+        the claim, `psnr_*`, and of the class mean, `means_*`, and the share `identified_*`; NaN where there are none.
+    """
+    images, labels = victims_images("cifar10", batch, seed)
+    true = problem.scaling.from_unit_range(images)
+    means = points_between(replace(problem, labels=labels), true)["means"]
+    weights = [weight.detach().clone().requires_grad_() for weight in problem.before]
+    losses = functional.cross_entropy(problem.outputs(weights, true), labels, reduction="none")
+    norms = [global_norm(torch.autograd.grad(loss, weights, retain_graph=True)) for loss in losses]
+    is_small = torch.stack(norms) < SMALL_SHARE * sum(norms)
+    values = {
+        "psnr": torch.tensor(scores["psnr"].per_image),
+        "means": metrics.psnr(problem.scaling.to_unit_range(means), images),
+        "identified": torch.tensor(scores["identified"].per_image),
+    }
+    row = {"small": float(is_small.sum())}
+    for name, value in values.items():
+        row |= {f"{name}_small": float(value[is_small].mean()), f"{name}_large": float(value[~is_small].mean())}
+    return row
+
+
 def tables(rows: Rows) -> dict[str, str]:
-    """Return the scores of the methods, and the parts of the network in which the distance remains."""
-    scores, parts = [], []
+    """Return the scores of the methods, and by parts of the network, and by images, what is left and found."""
+    scores, parts, shares = [], [], []
     settings = group_rows(rows, "batch", "weights")
     for setting in sorted(settings, key=lambda setting: (int(setting[0]), setting[1])):
         of_setting = settings[setting]
@@ -355,6 +486,8 @@ def tables(rows: Rows) -> dict[str, str]:
             distance = f"{column_values(cell, 'distance').mean():.2f}"
             changes = [format_change(cell, known, name) for name in ("distance", "psnr")]
             scores.append([*setting, title, str(evaluations), str(len(cell)), format_scores(cell), distance, *changes])
+            if measured := [row for row in cell if row.get("small")]:
+                shares.append([*setting, title, str(len(measured)), *format_images(measured)])
             if method in SPLIT_METHODS:
                 left = [f"{column_values(cell, f'left_{part}').mean():.2f}" for part in PARTS]
                 within = [f"{column_values(cell, f'cosine_{part}').mean():.2f}" for part in PARTS]
@@ -363,7 +496,31 @@ def tables(rows: Rows) -> dict[str, str]:
     changes = ["change of distance", "change in dB"]
     head = ["N", "weights", "matching", "evaluations", "victims", "PSNR / LPIPS / identified", "distance", *changes]
     part_head = ["N", "weights", "matching", "distance", *PARTS.values()]
-    return {"": markdown_table(head, scores), "layers": markdown_table(part_head, parts)}
+    share_head = ["N", "weights", "matching", "victims", "images below 1 %"]
+    share_head += [
+        f"{kind}: {what}" for kind in ("below", "others") for what in ("claim / class mean / found", "change")
+    ]
+    return {
+        "": markdown_table(head, scores),
+        "layers": markdown_table(part_head, parts),
+        "images": markdown_table(share_head, shares),
+    }
+
+
+def format_images(cell: Rows) -> list[str]:
+    """Format how many images have a small share of the message, and how well these and the others are found."""
+    texts = [f"{column_values(cell, 'small').mean():.1f} of {cell[0]['batch']}"]
+    for kind in ("small", "large"):
+        with_any = [row for row in cell if row[f"psnr_{kind}"] != "nan"]
+        psnr, means, identified = (
+            column_values(with_any, f"{name}_{kind}") for name in ("psnr", "means", "identified")
+        )
+        change = f"{(psnr - means).mean():+.1f} dB"
+        if len(with_any) >= FEWEST:
+            low, high = confidence_interval(psnr - means)
+            change += f" ({low:+.1f}, {high:+.1f})"
+        texts += [f"{psnr.mean():.1f} / {means.mean():.1f} / {identified.mean():.2f}", change]
+    return texts
 
 
 def format_scores(cell: Rows, suffix: str = "") -> str:

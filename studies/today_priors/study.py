@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from fedsim.audit.evaluation.score import Score
 from fedsim.audit.evaluation.statistics import Values, confidence_interval, gains
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base import metrics
@@ -132,23 +133,25 @@ def measure(model: str, data: str, weights: str, statistics: str, batch: int, at
         points["nearest"] = find_denoised(problem, true)
     method = build_attack(attack, statistics, points["half"])
     finding = invert_update(method, update, knowledge, generator(SEED, "today attack", seed))
-    row = score_images(finding, model, data, batch, seed)
+    row = list_scores(score_images(finding, model, data, batch, seed))
+    row["psnr_other"] = pair_psnr(finding.data, victims_images(data, batch, seed + 1)[0])
     row["distance"] = float(finding.trace["l_sim"][-1])
     return row | diagnose(problem, true, points)
 
 
-def score_images(finding: Reconstruction, model: str, data: str, batch: int, seed: int) -> Row:
-    """Return the scores of one victim's claimed images beside guesses, and their PSNR against another victim's."""
+def score_images(finding: Reconstruction, model: str, data: str, batch: int, seed: int) -> dict[str, Score]:
+    """Return the scores of one victim's claimed images by metric, beside guesses."""
     images, labels = victims_images(data, batch, seed)
-    scores = score_claim(
+    return score_claim(
         finding, Truth(data=images, labels=labels), generator(SEED, "today guesses", seed),
         experiment_of(model, data).dataset.train, FLOOR_EXAMPLES, weights=data_folder() / "weights",
         labels_granted=True,
     )  # fmt: skip
-    row: Row = {name: scores[name].value for name in METRICS}
-    row |= {f"{name}_floor": scores[name].floor for name in METRICS}
-    row["psnr_other"] = pair_psnr(finding.data, victims_images(data, batch, seed + 1)[0])
-    return row
+
+
+def list_scores(scores: Mapping[str, Score]) -> Row:
+    """Return the columns of a victim's scores and of their floors."""
+    return {name: scores[name].value for name in METRICS} | {f"{name}_floor": scores[name].floor for name in METRICS}
 
 
 def known_problem(update: Update, knowledge: Knowledge, *, by_batch: bool) -> InversionProblem:

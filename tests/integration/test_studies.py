@@ -287,3 +287,12 @@ def test_a_sweep_of_some_cells_does_not_take_the_place_of_all_rows() -> None:
     study = Study.open("labels")
     with pytest.raises(ConfigError, match=r"results.csv has the rows of all cells.*; name another file with --out"):
         running.run_sweep(study, study.results, {"case": "no such"})
+
+
+def test_a_column_that_kept_rows_lack_is_added_to_their_file(tmp_path: Path) -> None:
+    path = tmp_path / "results.csv"
+    running.append_rows(path, [{"seed": 1, "psnr": 10.0}], ".3g")
+    running.append_rows(path, [{"seed": 2, "psnr": 11.0, "small": 3.0}], ".3g")
+    running.append_rows(path, [{"seed": 3, "psnr": 12.0}], ".3g")
+    kept = [(row["seed"], row["small"]) for row in running.read_rows(path)]
+    assert kept == [("1", ""), ("2", "3"), ("3", "")]
