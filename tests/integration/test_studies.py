@@ -295,4 +295,4 @@ def test_a_column_that_kept_rows_lack_is_added_to_their_file(tmp_path: Path) -> 
     running.append_rows(path, [{"seed": 2, "psnr": 11.0, "small": 3.0}], ".3g")
     running.append_rows(path, [{"seed": 3, "psnr": 12.0}], ".3g")
     kept = [(row["seed"], row["small"]) for row in running.read_rows(path)]
-    assert kept == [("1", ""), ("2", "3"), ("3", "")]
+    assert kept == [("1", ""), ("2", "3.0"), ("3", "")]
