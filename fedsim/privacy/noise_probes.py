@@ -7,7 +7,7 @@ nothing else, whatever the hook does to the data. So no probe has to know how a 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -263,14 +263,32 @@ def _compare_histories(audited: AuditedDefense, mechanism: Mechanism, rows: Tens
         rows: so large that any clipping leaves the same of them and of larger ones.
     """
     question = "noise does not depend on earlier data of which the messages say nothing"
-    histories = {"zeros after a large gradient": rows, "zeros after a larger one": _FARTHER * rows}
-    first, second = (_make_release(audited, history, 1, "histories") for history in histories.values())
-    if not torch.allclose(first, second, rtol=0.0, atol=_TOLERANCE * max(float(first.abs().max()), 1e-12)):
+    reference = _make_release(audited, rows, 1, "histories")
+
+    def says_the_same(scale: float) -> bool:
+        release = _make_release(audited, scale * rows, 1, "histories")
+        return torch.allclose(reference, release, rtol=0.0, atol=_TOLERANCE * max(float(reference.abs().max()), 1e-12))
+
+    if not says_the_same(_FARTHER):
         return ProbeResult(question=question, unknown="messages tell large inputs from larger ones")
+    histories = {
+        "zeros after a large gradient": rows,
+        "zeros after a larger one": _FARTHER * rows,
+        "zeros after a barely clipped one": _find_smallest_scale(says_the_same) * rows,
+    }
     variances = {}
     for name, history in histories.items():
         variances[name] = _measure_variances(audited, torch.zeros(1, SIZE), "after", 2, history)
     return _compare_inputs(variances, mechanism, question)
+
+
+def _find_smallest_scale(holds: Callable[[float], bool]) -> float:
+    """Return about the smallest scale in [1e-12, 1] from which on a condition holds, which does at 1."""
+    low, high = -12.0, 0.0
+    for _ in range(12):
+        middle = (low + high) / 2
+        low, high = (low, middle) if holds(10**middle) else (middle, high)
+    return float(10**high)
 
 
 def _compare_hidden_histories(

@@ -65,6 +65,15 @@ class NoiseByPastNorm(LocalNoise):
         return {name: tensor * factor + scale * noise[name] for name, tensor in update.items()}
 
 
+class HalfTheNoiseAfterClipping(LocalNoise):
+    """It halves its noise once an update was longer than 20 clips, which the clipped update does not say."""
+
+    def noise_share(self, update: State, context: LocalContext) -> float:
+        before = context.memory.get("norm", torch.tensor(0.0))
+        context.memory["norm"] = torch.stack([tensor.norm() for tensor in update.values()]).norm()
+        return 0.5 if before > 20 * CLIP else 1.0
+
+
 class RestIsSentLater(LocalNoise):
     """What clipping cuts off is added to the next update, before that is clipped, too."""
 
@@ -180,7 +189,8 @@ def find_violations_in_noise(defense: LocalNoise) -> list[str]:
         (OneDrawForRows, "the noise of neighbouring numbers of"),
         (RoundsLeftOut, "more releases than are accounted for"),
         (NoiseBySmallPastNorm, "times as large at zeros after a larger one as at zeros after a hidden gradient"),
-        (NoiseByPastNorm, "1000.000 times as large at zeros after a larger one"),
+        (NoiseByPastNorm, "0.000 times as large at zeros after a barely clipped one"),
+        (HalfTheNoiseAfterClipping, "2.000 times as large at zeros after a barely clipped one"),
     ],
 )
 def test_what_is_wrong_in_one_layer_number_or_round_alone_is_found(cls: type[LocalNoise], words: str) -> None:

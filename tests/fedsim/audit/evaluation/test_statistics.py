@@ -25,7 +25,7 @@ def test_clients_and_runs_both_widen_the_interval() -> None:
 
 
 def test_values_that_do_not_vary_have_no_margin() -> None:
-    assert statistics.format_mean({("0", "a"): 0.5, ("1", "a"): 0.5}) == "0.500"
+    assert statistics.mean_and_margin({("0", "a"): 0.5, ("1", "a"): 0.5}) == (0.5, 0.0)
 
 
 def test_five_of_five_are_the_fewest_that_are_more_than_half() -> None:
