@@ -313,6 +313,7 @@ def _run_round(
         if repeated is not None:
             replies = repeated.check_replies(replies)
         aggregate, _ = strategy.aggregate_train(number, replies)
+        _check_aggregate(experiment, number, aggregate, arrays)
         if aggregate is None:
             log.warning("round %d: the strategy aggregated nothing, too few clients returned; the model stays", number)
             aggregate = arrays
@@ -482,6 +483,25 @@ def _mean_row(number: int, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _model_state(arrays: ArrayRecord) -> State:
     """Return the tensors of the model, without control variates that go with it."""
     return split_controls(read_state(arrays))[0]
+
+
+def _check_aggregate(experiment: Experiment, number: int, aggregate: object, before: ArrayRecord) -> None:
+    """Raise RunError unless a strategy returns None or the parameters that it was given, in their shapes.
+
+    A parameter that is left out would be that of a fresh model when the next one is loaded.
+    """
+    if aggregate is None:
+        return
+    returns = f"round {number}: aggregate_train of strategy '{experiment.config.strategy.name}' returns"
+    if not isinstance(aggregate, ArrayRecord):
+        kind = type(aggregate).__name__
+        raise RunError(f"{returns} a {kind}, expected an ArrayRecord or None, and behind it metrics")
+    parameters = [name for name, _ in experiment.model.named_parameters() if name in before]
+    if missing := [name for name in parameters if name not in aggregate]:
+        raise RunError(f"{returns} no {join_first(missing, 3)}; return all parameters that clients are sent")
+    for name in parameters:
+        if (shape := tuple(aggregate[name].shape)) != (expected := tuple(before[name].shape)):
+            raise RunError(f"{returns} {name} of shape {shape}, and the model has {expected}; return it in its shape")
 
 
 def _check_variances(experiment: Experiment, number: int, arrays: ArrayRecord) -> None:

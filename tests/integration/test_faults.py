@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from flwr.app import ArrayRecord
+from flwr.serverapp.strategy import FedAvg
 
 import fedsim.recording.round_file
 import fedsim.recording.sealed_files
@@ -538,4 +540,34 @@ def test_a_strategy_that_asks_for_something_else_than_its_class_declares_is_stop
         RunError, match=r"strategy 'sgd_by_another_name:Mine' asks clients for 'gradient', but its class declares 'wei"
     ) as caught:
         run_serial(config, tmp_path / "run")
+    assert_one_sentence(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda arrays: make_record(dict(list(arrays.to_torch_state_dict().items())[1:])),
+            "returns no 1.weight; return all",
+        ),
+        (
+            lambda arrays: make_record({name: t[None] for name, t in arrays.to_torch_state_dict().items()}),
+            r"1.weight of shape \(1, ",
+        ),
+        (dict, "returns a dict, expected an ArrayRecord or None"),
+    ],
+)
+def test_a_strategy_that_returns_another_model_is_stopped(
+    change: Callable[[ArrayRecord], Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else what it leaves out is that of a fresh model, and accuracy is of a model that nobody trained."""
+    real = FedAvg.aggregate_train
+
+    def aggregate(self: FedAvg, server_round: int, replies: Any) -> Any:
+        arrays, metrics = real(self, server_round, replies)
+        return change(arrays), metrics
+
+    monkeypatch.setattr(FedAvg, "aggregate_train", aggregate)
+    with pytest.raises(RunError, match=words) as caught:
+        run_serial(make_tiny_config(federation={"rounds": 1}), tmp_path / "run")
     assert_one_sentence(caught.value)

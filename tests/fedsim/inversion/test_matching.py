@@ -421,6 +421,14 @@ def test_running_statistics_that_moved_tell_of_training(moved: str) -> None:
     assert not used_batch_statistics(plain, mlp())
 
 
+def test_a_head_that_stays_with_the_client_does_not_hide_how_it_normalised() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    body = {name: t for name, t in model.state_dict().items() if t.is_floating_point() and not name.startswith("2.")}
+    moved = {name: 2 * tensor for name, tensor in body.items()}
+    assert used_batch_statistics(build_update(body, moved), model)
+    assert not used_batch_statistics(build_update(body, body), model)
+
+
 def as_list(state: State, model: nn.Module, keep: Callable[[str, Tensor], bool]) -> dict[str, Tensor]:
     """What `[v.numpy() for v in model.state_dict().values()]` in a Flower app becomes on the wire."""
     kept = [name for name, value in model.state_dict().items() if keep(name, value)]
