@@ -312,8 +312,7 @@ def _run_round(
             replies = protocol.sum_groups(replies, messages, number)
         if repeated is not None:
             replies = repeated.check_replies(replies)
-        aggregate, _ = strategy.aggregate_train(number, replies)
-        _check_aggregate(experiment, number, aggregate, arrays)
+        aggregate = _check_aggregate(experiment, number, strategy.aggregate_train(number, replies), arrays)
         if aggregate is None:
             log.warning("round %d: the strategy aggregated nothing, too few clients returned; the model stays", number)
             aggregate = arrays
@@ -485,23 +484,29 @@ def _model_state(arrays: ArrayRecord) -> State:
     return split_controls(read_state(arrays))[0]
 
 
-def _check_aggregate(experiment: Experiment, number: int, aggregate: object, before: ArrayRecord) -> None:
-    """Raise RunError unless a strategy returns None or the parameters that it was given, in their shapes.
+def _check_aggregate(experiment: Experiment, number: int, returned: object, before: ArrayRecord) -> ArrayRecord | None:
+    """Return the aggregate of what `aggregate_train` returned: None, or the parameters that it was given.
 
     A parameter that is left out would be that of a fresh model when the next one is loaded.
+
+    Raises:
+        RunError: it is something else, or parameters are missing or have another shape.
     """
-    if aggregate is None:
-        return
     returns = f"round {number}: aggregate_train of strategy '{experiment.config.strategy.name}' returns"
+    if not isinstance(returned, tuple | list) or len(returned) != 2:
+        raise RunError(f"{returns} a {type(returned).__name__}, expected a pair of an ArrayRecord or None, and metrics")
+    aggregate = returned[0]
+    if aggregate is None:
+        return None
     if not isinstance(aggregate, ArrayRecord):
-        kind = type(aggregate).__name__
-        raise RunError(f"{returns} a {kind}, expected an ArrayRecord or None, and behind it metrics")
+        raise RunError(f"{returns} a {type(aggregate).__name__} in its pair, expected an ArrayRecord or None")
     parameters = [name for name, _ in experiment.model.named_parameters() if name in before]
     if missing := [name for name in parameters if name not in aggregate]:
         raise RunError(f"{returns} no {join_first(missing, 3)}; return all parameters that clients are sent")
     for name in parameters:
         if (shape := tuple(aggregate[name].shape)) != (expected := tuple(before[name].shape)):
             raise RunError(f"{returns} {name} of shape {shape}, and the model has {expected}; return it in its shape")
+    return aggregate
 
 
 def _check_variances(experiment: Experiment, number: int, arrays: ArrayRecord) -> None:

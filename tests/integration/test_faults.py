@@ -554,18 +554,19 @@ def test_a_strategy_that_asks_for_something_else_than_its_class_declares_is_stop
             lambda arrays: make_record({name: t[None] for name, t in arrays.to_torch_state_dict().items()}),
             r"1.weight of shape \(1, ",
         ),
-        (dict, "returns a dict, expected an ArrayRecord or None"),
+        (None, "returns a NoneType, expected a pair of an ArrayRecord or None, and metrics"),
+        (dict, "returns a dict in its pair, expected an ArrayRecord or None"),
     ],
 )
 def test_a_strategy_that_returns_another_model_is_stopped(
-    change: Callable[[ArrayRecord], Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    change: Callable[[ArrayRecord], Any] | None, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else what it leaves out is that of a fresh model, and accuracy is of a model that nobody trained."""
     real = FedAvg.aggregate_train
 
     def aggregate(self: FedAvg, server_round: int, replies: Any) -> Any:
         arrays, metrics = real(self, server_round, replies)
-        return change(arrays), metrics
+        return None if change is None else (change(arrays), metrics)
 
     monkeypatch.setattr(FedAvg, "aggregate_train", aggregate)
     with pytest.raises(RunError, match=words) as caught:
