@@ -170,16 +170,14 @@ def append_rows(path: Path, rows: Iterable[Row], number_format: str, cells: Iter
     known = read_rows(path)
     columns = list(dict.fromkeys(name for row in (*known[:1], *cells, *shown) for name in row))
     path.parent.mkdir(parents=True, exist_ok=True)
-    text, is_whole = io.StringIO(), not known or columns != list(known[0])
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    if is_whole:
-        writer.writeheader()
-    writer.writerows([*known, *shown] if is_whole else shown)
-    if is_whole:
+    if not known or columns != list(known[0]):
+        text = io.StringIO()
+        whole = csv.DictWriter(text, columns, lineterminator="\n")
+        whole.writeheader()
+        whole.writerows(known)
         write_text(path, text.getvalue())
-    else:
-        with path.open("a", newline="") as file:
-            file.write(text.getvalue())
+    with path.open("a", newline="") as file:
+        csv.DictWriter(file, columns, lineterminator="\n").writerows(shown)
 
 
 def keep_records(path: Path, lines: Iterable[str]) -> Path:

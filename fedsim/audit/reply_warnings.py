@@ -209,7 +209,9 @@ def warn_of_missing_statistics(network: nn.Module, updates: Sequence[Update]) ->
                     "whether it normalises by the batch as it trains; attacks take it that it does not: if it does, "
                     "choose one that is told so, as see-through-gradients with exact_statistics = true, or tgias-ro "
                     "with batch_statistics = true, and expect little of others",
-                    *(update.round, update.client, join_first(missing, MAX_NAMES)),
+                    update.round,
+                    update.client,
+                    join_first(missing, MAX_NAMES),
                 )
                 return
 

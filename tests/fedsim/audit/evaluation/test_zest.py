@@ -31,7 +31,7 @@ def network(seed: int, batch_norm: bool = False) -> nn.Module:
         return Mlp(hidden=(16,), batch_norm=batch_norm).build(Task((FEATURES,), OUTPUTS))
 
 
-def explained(outputs: Callable[[Tensor], Tensor]) -> Tensor:
+def explain_outputs(outputs: Callable[[Tensor], Tensor]) -> Tensor:
     return signature(outputs, REFERENCES, PIECES, masks=200)
 
 
@@ -151,7 +151,7 @@ def test_a_masked_image_shows_the_mean_of_its_channel() -> None:
 
 def test_a_model_is_like_itself_and_its_negative_is_not() -> None:
     model = network(1)
-    own = explained(model)
+    own = explain_outputs(model)
     assert zest(own, own) == pytest.approx(1, abs=1e-12)
     assert zest(own, 3 * own) == pytest.approx(1, abs=1e-12)
     assert zest(own, -own) == pytest.approx(-1, abs=1e-12)
@@ -163,7 +163,7 @@ def test_unrelated_models_are_not_alike() -> None:
     signatures = []
     for seed in range(24):
         model = network(seed)
-        signatures.append(explained(lambda rows, model=model: model(rows) - model(centre)))
+        signatures.append(explain_outputs(lambda rows, model=model: model(rows) - model(centre)))
     pairs = [zest(*pair) for pair in zip(signatures[::2], signatures[1::2], strict=True)]
     assert abs(sum(pairs) / len(pairs)) < 0.2
     assert max(map(abs, pairs)) < 0.8
@@ -177,13 +177,13 @@ def test_the_nearer_the_weights_the_higher() -> None:
         other = copy.deepcopy(model)
         for own, away in zip(other.parameters(), noise.parameters(), strict=True):
             own.data += size * away.data
-        found.append(zest(explained(model), explained(other)))
+        found.append(zest(explain_outputs(model), explain_outputs(other)))
     assert found == sorted(found, reverse=True)
     assert found[1] > 0.95 > found[3]
 
 
 def test_a_model_without_an_answer_is_like_none() -> None:
-    own = explained(network(1))
+    own = explain_outputs(network(1))
     assert zest(own, torch.zeros_like(own)) == 0
 
 
