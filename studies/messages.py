@@ -101,8 +101,8 @@ def invert_update(attack: Any, update: Update, knowledge: Knowledge, rng: torch.
 
 def task_knowledge(model: Callable[[], nn.Module], task: Task, **more: Any) -> Knowledge:
     """Return what a task tells of a client's examples; `more` adds facts."""
-    facts = {"loss": task.loss, "input_shape": task.input_shape, "num_classes": task.num_classes}
-    return Knowledge(model=model, **facts | more)
+    known = Knowledge(model=model, loss=task.loss, input_shape=task.input_shape, num_classes=task.num_classes)
+    return replace(known, **more)
 
 
 def image_knowledge(experiment: Experiment, labels: Tensor, **more: Any) -> Knowledge:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from pydantic import Field
@@ -119,7 +118,7 @@ class Study:
         return self.folder / "results.csv"
 
     @cached_property
-    def module(self) -> ModuleType | None:
+    def module(self) -> Any:
         """Return study.py, where there is one."""
         return import_module(f"studies.{self.name}.study") if (self.folder / "study.py").exists() else None
 

@@ -13,6 +13,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
@@ -209,11 +210,12 @@ def spearman_of_rows(first: NDArray[np.float64], second: NDArray[np.float64]) ->
 
 def set_style(size: int = 9) -> None:
     """Set the look of all pictures; the same figures give the same bytes."""
-    spines = {"axes.spines.top": False, "axes.spines.right": False}
-    mpl.rcParams.update({"font.size": size, "svg.hashsalt": "fedsim", **spines})
+    mpl.rcParams.update(
+        {"font.size": size, "svg.hashsalt": "fedsim", "axes.spines.top": False, "axes.spines.right": False}
+    )
 
 
-def save_picture(figure: plt.Figure, name: str, legend_height: float = 0.0) -> None:
+def save_picture(figure: Figure, name: str, legend_height: float = 0.0) -> None:
     """Save a picture in docs/pictures, whose axes leave a share of the height at the bottom for a legend."""
     figure.tight_layout(rect=(0, legend_height, 1, 1))
     figure.savefig(DOCS / "pictures" / name, metadata={"Date": None})

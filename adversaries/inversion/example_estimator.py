@@ -176,7 +176,7 @@ def train_estimator(
             estimates = estimator(means[batch], chosen.labels)
             loss = match_errors(estimates, chosen).mean()
             optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
             losses.append(loss.detach())
         progress(epoch, epochs, {"objective": torch.stack(losses).mean().item()})

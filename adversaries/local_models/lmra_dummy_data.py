@@ -218,9 +218,9 @@ class DummyDataReconstruction(Attack):
                     messages[index], detached_inputs, client.labels(labels, sharpness), first_layer
                 )
                 objective = (distance + length_weight * (log_ratio - log_factor).square()) / len(drawn)
-                objective.backward()  # type: ignore[no-untyped-call]
+                objective.backward()
                 total += objective.item()
-            inputs.backward(detached_inputs.grad)  # type: ignore[no-untyped-call]
+            inputs.backward(detached_inputs.grad)
             return {"objective": torch.tensor(total, dtype=torch.float64)}
 
         step = make_optimizer_step(optimizer, set_gradients, factor=lambda step: cosine_schedule(step, self.iterations))

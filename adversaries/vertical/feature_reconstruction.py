@@ -110,7 +110,7 @@ class EmbeddingInversion(FeatureReconstruction):
         for iteration in range(1, self.iterations + 1):
             optimizer.zero_grad()
             loss = misfit(_relax(raw, columns)).mean()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
             progress(iteration, self.iterations, {"objective": loss.item()})
         with torch.no_grad():
@@ -221,7 +221,7 @@ class EmbeddingRegression(FeatureReconstruction):
                     loss = loss + cross_entropy(predicted, part.argmax(1))
                 else:
                     loss = loss + (predicted - part).square().mean() / part.var().clamp_min(1e-4)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
             progress(iteration, self.iterations, {"objective": loss.item()})
         with torch.no_grad():

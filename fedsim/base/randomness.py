@@ -114,7 +114,7 @@ def reseed_globals(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002
     torch.default_generator.manual_seed(seed)  # torch.manual_seed takes a millisecond
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)
 
 

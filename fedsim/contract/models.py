@@ -60,7 +60,7 @@ def learns_its_tasks(subject: CheckedPlugin) -> None:
         )
         check_model(model, dataset, inputs, subject.name, attacked=True)
         model.zero_grad(set_to_none=True)
-        task.loss(model(inputs), labels).backward()  # type: ignore[no-untyped-call]
+        task.loss(model(inputs), labels).backward()
         unused = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
         expect(not unused, f"'{unused[0] if unused else ''}' has no gradient, so it is never trained")
 

@@ -321,7 +321,7 @@ def _victim_gradient(knowledge: Knowledge) -> tuple[State, State]:
     assert knowledge.records is not None
     model, records = knowledge.model(), knowledge.records
     assert knowledge.loss is not None
-    knowledge.loss(model(records.inputs), records.labels).backward()  # type: ignore[no-untyped-call]
+    knowledge.loss(model(records.inputs), records.labels).backward()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     return before, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
@@ -365,7 +365,7 @@ def _record_regression(folder: Path, inputs: Tensor, targets: Tensor) -> Transcr
         updates = []
         for client, sign in ((VICTIM, 1), (OTHER, -1)):
             weight = before["weight"].clone().requires_grad_(True)
-            squared_error(inputs @ weight.T, sign * targets).backward()  # type: ignore[no-untyped-call]
+            squared_error(inputs @ weight.T, sign * targets).backward()
             assert weight.grad is not None
             after = {"weight": weight.detach() - _LEARNING_RATE * weight.grad}
             payload = Payload.from_dense(after, "weights")

@@ -110,7 +110,7 @@ class ExampleWatch:
         new = set(hashes) - self._tested if self._is_test else set()
         self._tested |= new
         if ends:
-            ends[0].register_hook(partial(self._note_trained, hashes, new))  # type: ignore[no-untyped-call]
+            ends[0].register_hook(partial(self._note_trained, hashes, new))
 
     def _note_trained(self, hashes: list[bytes], new: set[bytes], gradient: Tensor) -> None:
         """Note that a gradient came back, so that the examples were not only tested on in this pass."""

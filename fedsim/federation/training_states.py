@@ -147,7 +147,7 @@ class _CentralTraining:
             for index in torch.split(order, settings.batch_size):
                 loss = self._experiment.loss(forward(self.model, self._inputs[index]), self._labels[index])
                 self._optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
                 self._optimizer.step()
                 total += loss.detach() * len(index)
         if broken_names := non_finite_names(copy_state(self.model)):

@@ -69,7 +69,7 @@ def _share_in_common_by_chance(counts: Tensor, size: int) -> Tensor:
     """
     class_counts = counts.sum(0).double()
     draws = Binomial(size, class_counts / class_counts.sum())
-    log_probabilities: Tensor = draws.log_prob(torch.arange(size)[:, None])  # type: ignore[no-untyped-call]
+    log_probabilities: Tensor = draws.log_prob(torch.arange(size)[:, None])
     return (1 - log_probabilities.exp().cumsum(0)).square().sum() / size
 
 

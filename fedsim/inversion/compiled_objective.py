@@ -158,7 +158,7 @@ def _compile_to_cuda_graph(graph: torch.nn.Module, is_faithful: Callable[[_Graph
     compiled = torch.compile(graph, dynamic=False, mode="reduce-overhead")
 
     def run(*arguments: Any) -> list[Tensor]:
-        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+        torch.compiler.cudagraph_mark_step_begin()
         # The next run overwrites these outputs, of which curves and gradients of alpha live longer.
         return [output.clone() for output in compiled(*arguments)]
 

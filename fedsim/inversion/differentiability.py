@@ -62,7 +62,7 @@ def check_differentiability(
     try:
         distance = distance_of(leaves)
         if distance.requires_grad:
-            distance.backward()  # type: ignore[no-untyped-call]
+            distance.backward()
     except (RuntimeError, IndexError) as error:
         if is_device_failure(error):
             raise
@@ -166,7 +166,7 @@ def _second_derivative(call: LayerCall) -> str:
         gradients = torch.autograd.grad(output, leaves, weights, create_graph=True, materialize_grads=True)
         squares = [gradient.square().sum() for gradient in gradients if gradient.requires_grad]
         if squares:
-            torch.stack(squares).sum().backward()  # type: ignore[no-untyped-call]
+            torch.stack(squares).sum().backward()
     except RuntimeError:
         return "none"
     finite = all(x.grad is None or bool(x.grad.isfinite().all()) for x in starts)

@@ -46,7 +46,7 @@ def run_in_actors(
     with ray_session(address, workers, "sweep"):
         import ray
 
-        cores = max(1, int(ray.cluster_resources().get("CPU", 1)))  # type: ignore[no-untyped-call]
+        cores = max(1, int(ray.cluster_resources().get("CPU", 1)))
         max_actors = min(cores, workers or cores)
         actor_class: Any = ray.remote(num_cpus=1)(_Actor)
         idle: list[Any] = []

@@ -187,7 +187,7 @@ def _put_example_gradients(
 def _backward(terms: Sequence[Tensor]) -> None:
     """Add the gradient of the sum of `terms`, if there are any, to that of the parameters."""
     if terms:
-        sum(terms[1:], start=terms[0]).backward()  # type: ignore[no-untyped-call]
+        sum(terms[1:], start=terms[0]).backward()
 
 
 def flatten_examples(values: Tensor) -> Tensor:

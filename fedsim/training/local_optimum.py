@@ -114,7 +114,7 @@ def _descend(
         optimizer.param_groups[0]["lr"] = falling_step_size
         optimizer.zero_grad()
         objective = loss(forward(model, inputs[batch]), labels[batch])
-        objective.backward()  # type: ignore[no-untyped-call]
+        objective.backward()
         curve.append(objective.item())
         # Stop at the end of a pass whose mean loss rose too far.
         if not remaining_batches:

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import torch
 from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -388,9 +389,7 @@ def draw_states(points: pd.DataFrame) -> None:
     save_picture(figure, "angular-states.svg")
 
 
-def draw_epochs(
-    axis: plt.Axes, points: pd.DataFrame, model: str, mode: str, score: str, *, errors: bool = True
-) -> None:
+def draw_epochs(axis: Axes, points: pd.DataFrame, model: str, mode: str, score: str, *, errors: bool = True) -> None:
     """Draw a line over the epochs that were attacked, at equal distances."""
     rows = points[(points.model == model) & (points["mode"] == mode)].groupby("epoch")[score]
     places = [EPOCHS.index(int(epoch)) for epoch in rows.mean().index]
@@ -424,7 +423,7 @@ def draw_measures(points: pd.DataFrame) -> None:
     save_picture(figure, "angular-measures.svg")
 
 
-def scatter(axis: plt.Axes, rows: pd.DataFrame, across: str, up: str, group: str) -> None:
+def scatter(axis: Axes, rows: pd.DataFrame, across: str, up: str, group: str) -> None:
     """Draw points, with their correlation within a batch in the title."""
     for (model, mode), part in rows.groupby(["model", "mode"]):
         axis.scatter(part[across], part[up], s=12, color=COLOURS[str(mode)], marker=MARKERS[str(model)], linewidths=0.8)

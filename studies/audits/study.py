@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from clients.defenses.dp_sgd import DpSgd
 from clients.defenses.update_noise import UpdateNoise
@@ -19,8 +20,8 @@ def make_defense(name: str, multiplier: float, clip: float) -> Defense:
         return DpSgd(noise_multiplier=multiplier, clip=clip)
     if name == "dp-sgd per layer":
         return DpSgd(noise_multiplier=multiplier, clip=clip, clipping="per-layer")
-    noise = "laplace" if name == "update-noise, Laplace" else "gaussian"
-    return UpdateNoise(noise_multiplier=2 * multiplier, clip=clip, noise=noise)
+    defense = UpdateNoise(noise_multiplier=2 * multiplier, clip=clip)
+    return replace(defense, noise="laplace") if name == "update-noise, Laplace" else defense
 
 
 def measure(defense: str, seed: int) -> Row:

@@ -64,7 +64,8 @@ def measure(algorithm: str, controls: str, seed: int) -> list[Row]:
                 raise
         scores = fedsim.open(Path(folder) / "run").scores
     kept = scores[scores["metric"].isin(METRICS)].rename(columns={"victim": "client"})
-    return kept[["client", "attack", "metric", "value", "floor"]].to_dict("records")
+    rows: list[Row] = kept[["client", "attack", "metric", "value", "floor"]].to_dict("records")
+    return rows
 
 
 def leave_controls_in(update: Update, own_control: State) -> Update:

@@ -12,11 +12,12 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 import fedsim
+from fedsim.api.reproduce.papers import read_toml
 from fedsim.federation.run_folder import RunFolder, read_ledger
 from fedsim.privacy.ledger import spending_by_client
 from fedsim.report.adaptive import FAILS, HOLDS, NOT_CONCLUDED, ONLY_NAIVE, NaiveAdaptivePair, at_floor
 from fedsim.report.verdicts import LEAKS, ScoreReading, score_readings
-from studies.running import Row, final_accuracy, runs_of_sweep
+from studies.running import STUDIES, Row, final_accuracy, runs_of_sweep
 from studies.writing import cycle_marks, group_rows, markdown_table, save_picture, select_rows, set_style
 
 METRICS = ("psnr", "ssim")
@@ -77,8 +78,6 @@ def epsilons(folder: RunFolder) -> Iterator[Any]:
 
 def group_cells(rows: Rows) -> dict[str, list[Mapping[str, str]]]:
     """Return the rows of each cell, in the order of the sweep."""
-    from studies.running import STUDIES, read_toml
-
     order = [case["label"] for case in read_toml(STUDIES / "defenses" / "sweep.toml")["sweep"]["axes"]["case"]]
     found = group_rows(rows, "cell")
     return {cell: found[cell,] for cell in order if (cell,) in found}
@@ -173,8 +172,9 @@ def draw(rows: Rows) -> None:
         axis.set_title(attack.upper())
     axes[0].set_ylabel("PSNR above the floor, dB (more is more leakage)")
     handles = [Line2D([], [], color=c, marker=m, linestyle="", label=name) for name, (c, m) in styles.items()]
-    for fill, label in (("none", "open: naive"), ("full", "filled: knows all")):
-        handles.append(Line2D([], [], color="grey", marker="o", fillstyle=fill, linestyle="", label=label))
+    grey: dict[str, Any] = {"color": "grey", "marker": "o", "linestyle": ""}
+    handles.append(Line2D([], [], fillstyle="none", label="open: naive", **grey))
+    handles.append(Line2D([], [], fillstyle="full", label="filled: knows all", **grey))
     figure.legend(handles=handles, loc="lower center", ncols=6, frameon=False, fontsize=8)
     figure.tight_layout(rect=(0, LEGEND_HEIGHT, 1, 1))
     for axis in axes:

@@ -62,7 +62,7 @@ def measure(size: int, epochs: int, seed: int, batch: int = 0) -> Row:
     for _ in range(epochs):
         for part in torch.randperm(len(images), generator=rng).split(batch or size):
             optimizer.zero_grad()
-            cross_entropy(model(images[part]), labels[part]).backward()  # type: ignore[no-untyped-call]
+            cross_entropy(model(images[part]), labels[part]).backward()
             optimizer.step()
     moved = float((convolutions(images).detach() - true).norm() / true.norm())
     row: Row = {"certified": "", "exact": "", "moved": moved, "psnr": "", "psnr floor": ""}
@@ -110,7 +110,7 @@ def invert_features(convolutions: nn.Module, features: Tensor, shape: torch.Size
     for _ in range(1000):
         optimizer.zero_grad()
         misfit = (convolutions(images) - features).square().sum(1) / features.square().sum(1)
-        (misfit.sum() + 0.02 * len(images) * total_variation(images)).backward()  # type: ignore[no-untyped-call]
+        (misfit.sum() + 0.02 * len(images) * total_variation(images)).backward()
         optimizer.step()
         schedule.step()
         with torch.no_grad():

@@ -126,7 +126,7 @@ def run_official_script(name: str, mode: str, settings: Mapping[str, object]) ->
         RuntimeError: their script computed another gradient.
     """
     experiment, kept = experiment_of(DATA), OfficialRun()
-    words = [word for key, value in (SETTINGS | settings).items() for word in (f"--{key}", str(value))]
+    words = [word for key, value in (SETTINGS | dict(settings)).items() for word in (f"--{key}", str(value))]
     model = experiment.new_model()
     model.load_state_dict(experiment.initial_state())
     low, high = (torch.tensor(end) for end in experiment.data.value_range())
@@ -148,7 +148,7 @@ def run_official_script(name: str, mode: str, settings: Mapping[str, object]) ->
             return image, stats
 
         def keep_start(self: Any, *arguments: Any) -> Tensor:
-            start = draw(self, *arguments)
+            start: Tensor = draw(self, *arguments)
             kept.starts.append(start.detach().flatten(1).clone())
             return start
 
@@ -220,8 +220,8 @@ def attack_by_official_code(tasks: int, task_steps: str, rate: float, steps: str
         path = Path(folder) / "generator.pkl"
         path.write_bytes(pickle.dumps((network, None)))
         settings = ATTACKING | name_steps("max_iterations", "gias_iterations", steps)
-        settings |= {"num_exp": VICTIMS, "checkpoint_path": path}
-        return run_official_script("rec_mult.py", "gias", settings), seconds
+        victims = {"num_exp": VICTIMS, "checkpoint_path": path}
+        return run_official_script("rec_mult.py", "gias", settings | victims), seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,8 +311,9 @@ def begin_with(latents: Tensor) -> AbstractContextManager[Any]:
 
 def compare_objectives(image: Tensor, target: Target) -> Row:
     """Return the relative differences between their objective and ours for an image, and between their gradients."""
-    problem, library = build_problem(target.read_update(1), target.knowledge), official_library()
-    problem = replace(problem, labels=target.knowledge.labels)
+    library, labels = official_library(), target.knowledge.labels
+    assert labels is not None
+    problem = replace(build_problem(target.read_update(1), target.knowledge), labels=labels)
     dummy = problem.scaling.from_unit_range(image).requires_grad_(True)
     recipe = Recipe(priors=[(THEIR_SETTINGS["tv_weight"], TotalVariation())])
     ours, _, _ = objective_terms(

@@ -34,7 +34,8 @@ SAME_COSINE, EXACT_PSNR = 1 - 1e-6, 40.0
 @cache
 def load_images(data: str) -> Examples:
     """Load the training images of a data set."""
-    return {"mnist": Mnist, "cifar10": Cifar10}[data]().load(data_folder()).train
+    dataset = Mnist() if data == "mnist" else Cifar10()
+    return dataset.load(data_folder()).train
 
 
 def draw_examples(data: str, size: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -67,7 +68,7 @@ def measure(data: str, size: int, units_per_example: int, epochs: int, source: s
     for _ in range(epochs):
         for batch in torch.randperm(size, generator=rng).split(size if epochs == 1 else BATCH):
             optimizer.zero_grad()
-            cross_entropy(model(inputs[batch]), labels[batch]).backward()  # type: ignore[no-untyped-call]
+            cross_entropy(model(inputs[batch]), labels[batch]).backward()
             optimizer.step()
     low, high = (-GAUSSIAN_LIMIT, GAUSSIAN_LIMIT) if data == "gaussian" else (0.0, 1.0)
     channels = inputs.shape[1]

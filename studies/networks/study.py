@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from fedsim.api.reproduce.papers import read_toml
 from fedsim.base.errors import DataError
 from fedsim.federation.config import Config
 from fedsim.federation.experiment import Experiment
@@ -18,7 +19,7 @@ from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import read_rows
 from fedsim.federation.simulation import run_federation
 from fedsim.federation.table_validation import validate_tables
-from studies.running import STUDIES, Row, read_toml
+from studies.running import STUDIES, Row
 
 BASE: dict[str, dict[str, Any]] = {
     "partition": {"name": "iid"},

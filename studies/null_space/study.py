@@ -47,7 +47,7 @@ def open_case() -> tuple[Audit, Experiment]:
     return open_audit(run.path, spec, trust=True), Experiment(load_config(run.path / "experiment.toml"))
 
 
-def send_messages(batches: str, victim: int, count: int, defense: Censor) -> list[State]:
+def send_messages(batches: str, victim: int, count: int, defense: Censor) -> list[dict[str, Tensor]]:
     """Return what a client sends at the weights of round 1, `count` times: a step with all its images, or an epoch."""
     audit, experiment = open_case()
     before = audit.transcript.update(1, victim).before
@@ -103,13 +103,14 @@ def find_orthogonal(problem: InversionProblem, sent: Sequence[State], batches: s
 
     The prior is that of `map`. Where all images are in one step, the norms of the gradient are known as well.
     """
-    prior = PublicComponents()
+    prior, public = PublicComponents(), problem.auxiliary
+    assert public is not None
     units, norms = {}, {}
     for name in problem.parameter_names:
         rows = torch.stack([message[name].flatten() for message in sent])
         norms[name] = rows.norm(dim=1, keepdim=True)
         units[name] = rows / norms[name]
-    shape = (len(problem.labels), *problem.auxiliary.inputs.shape[1:])
+    shape = (len(problem.labels), *public.inputs.shape[1:])
     coefficients = prior.start(problem, shape, torch.Generator()).requires_grad_()
     start = prior.dummy_data(problem, coefficients).detach()
     optimizer = torch.optim.Adam([coefficients], STEP_SIZE)

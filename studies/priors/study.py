@@ -10,6 +10,7 @@ import numpy as np
 import fedsim
 from fedsim.federation.experiment import Experiment
 from fedsim.federation.experiment_file import load_config
+from fedsim.interfaces.findings import Reconstruction
 from studies.defenses.study import METRICS, NONE, gain_text, naive_and_adaptive, worth_of
 from studies.messages import pair_psnr
 from studies.running import STUDIES, Row, read_rows, runs_of_sweep
@@ -31,7 +32,10 @@ def rows_of_sweep(sweep: fedsim.Sweep) -> Iterator[Row]:
         truths = {}
         for victim in floors:
             truths[victim] = experiment.dataset.to_unit_range(experiment.data.train(victim)[0])
-        claims = {(item.attack, item.victim): item.finding.data for item in run.findings}
+        claims = {}
+        for item in run.findings:
+            assert isinstance(item.finding, Reconstruction)
+            claims[item.attack, item.victim] = item.finding.data
         for row in scores:
             victim = int(row["victim"])
             yield {

@@ -91,7 +91,7 @@ def bound_right_share(mechanism: Mechanism, share: float) -> float:
     """Return the largest expected share of right guesses, where so many canaries are said to be in, and as many out."""
     curve = compute_trade_off([mechanism], replaced=False)
     assert curve is not None
-    missed = brentq(lambda rate: float(curve.true_positive_rate(rate)) + rate - 2 * share, 0.0, share)
+    missed: float = brentq(lambda rate: float(curve.true_positive_rate(rate)) + rate - 2 * share, 0.0, share)
     return 1 - missed / (2 * share)
 
 
@@ -115,6 +115,6 @@ def tables(rows: Sequence[Mapping[str, str]]) -> dict[str, str]:
             line += [format_mean(shares), measured, guesses]
         lines.append(line)
     head = ["mechanism"]
-    for epsilon in (2, 8, 20):
+    for epsilon in ("2", "8", "20"):
         head += [f"accuracy, epsilon {epsilon}", "measured", "right guesses, at most"]
     return {"": markdown_table(head, lines)}

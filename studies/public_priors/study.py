@@ -20,6 +20,7 @@ from fedsim.federation.experiment import Experiment
 from fedsim.federation.experiment_file import load_config
 from fedsim.federation.table_validation import validate_tables
 from fedsim.interfaces.attack import Target
+from fedsim.interfaces.findings import Reconstruction
 from fedsim.inversion.matching import GradientInversion
 from fedsim.sweeps.file import read_sweep
 from fedsim.sweeps.grid import build_grid
@@ -84,7 +85,9 @@ def measure(case: str, epochs: int, attack: str) -> list[Row]:
             granted = replace(knowledge, labels=labels.sort().values)
         rng = generator("public_priors", victim)
         target = Target(transcript=audit.transcript, victim=victim, knowledge=granted, rng=rng)
-        claims[victim] = method.run(target)
+        claim = method.run(target)
+        assert isinstance(claim, Reconstruction)
+        claims[victim] = claim
     for victim, claim in claims.items():
         scores = score_claim(
             claim, truths[victim], generator("floor", victim), experiment.dataset.test, FLOOR_EXAMPLES,

@@ -172,9 +172,12 @@ def official_steps() -> Iterator[dict[str, ModuleType]]:
         raise ConfigError("OFFICIAL is not set; point it at a checkout of the authors' repository")
     sys.path.insert(0, folder)
     silent = SimpleNamespace(info=lambda *_: None)
-    for name, members in {"mlflow": {"log_metric": lambda *_, **__: None}, "loguru": {"logger": silent}}.items():
+    stubs: dict[str, dict[str, Any]] = {
+        "mlflow": {"log_metric": lambda *_, **__: None}, "loguru": {"logger": silent}
+    }  # fmt: skip
+    for name, members in stubs.items():
         sys.modules[name] = ModuleType(name)
-        sys.modules[name].__dict__.update(members)
+        vars(sys.modules[name]).update(members)
     names = ("sample_recovery", "sample_matching", "construction_overbar_A", "build_relationships", "building_graph")
     steps = {name: importlib.import_module(f"sratta.attack_pipeline.attack_steps.{name}") for name in names}
     # scikit-learn no longer takes `normalize`, which is False there.

@@ -10,6 +10,7 @@ mini-batch of texts of 32 words, though the table's caption says 30.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -25,6 +26,7 @@ from fedsim.audit.evaluation.truth import Truth
 from fedsim.base import metrics
 from fedsim.base.randomness import generator, seed_globals
 from fedsim.base.task import Task
+from fedsim.data import DatasetPlugin
 from fedsim.data.cifar import Cifar10, Cifar100
 from fedsim.data.idx import Mnist
 from fedsim.data.reuters import ReutersR8
@@ -45,7 +47,7 @@ from fedsim.training.models.text_cnn import TextCnn
 from studies.messages import attack_updates, data_folder, gradient_update, mean_gradient, score_claim, task_knowledge
 from studies.running import Row
 
-DATA = {"mnist": Mnist, "cifar10": Cifar10, "cifar100": Cifar100}
+DATA: dict[str, type[DatasetPlugin]] = {"mnist": Mnist, "cifar10": Cifar10, "cifar100": Cifar100}
 NETWORKS = {"lenet": TgiasLeNet, "alexnet": AlexNet, "resnet8": ResNet8}
 QUICK = {
     "optimizer": "adam", "distance": "cosine", "layers": "equal", "step_size": 0.5, "aggregation": "trimmed-mean",
@@ -154,12 +156,14 @@ def load_texts(kernels: str) -> Examples:
 
 def applies(cell: Row) -> bool:
     """Leave out ten gradients from ten starts."""
-    return cell.get("starts", 1) == 1 or cell["gradients"] == 1
+    return bool(cell.get("starts", 1) == 1 or cell["gradients"] == 1)
 
 
 def measure(table: str, **cell: Any) -> list[Row]:
     """Return a row for each quantity of a cell."""
-    measures = {"table3": gradient_norms, "table4": recover_labels, "table5": align_batches, "table10": attack_texts}
+    measures: dict[str, Any] = {
+        "table3": gradient_norms, "table4": recover_labels, "table5": align_batches, "table10": attack_texts
+    }  # fmt: skip
     values = measures.get(table, attack_images)(**cell)
     return [{"quantity": name, "value": value} for name, value in values.items()]
 
@@ -182,7 +186,7 @@ def attack_images(
     updates, mine = images.send_gradients(size, gradients, seed, rate=0.1, untrained=untrained)
     for place in range(gradients - invalid, gradients):
         updates[place] = with_noise_in_place(updates[place], generator(seed, place, "change"))
-    known = {"align": False, "iterations": iterations, "tv_weight": tv, "gradients": gradients}
+    known: dict[str, Any] = {"align": False, "iterations": iterations, "tv_weight": tv, "gradients": gradients}
     known |= ({} if paper else QUICK) | ({"trim": 0.3, "invalid": 3} if "aggregation" in settings else {})
     attack = TemporalInversion(**known | settings)
     estimates, seconds = [], 0.0
@@ -275,9 +279,21 @@ def align_batches(seed: int, network: str, size: int, rate: float, batches: int 
             owners.append(place)
             images.step(model, chosen[place], rate)
     return {
-        "labels": share_grouped(align(labels), owners),
+        "labels": share_grouped(group_equal(labels), owners),
         "labels and gradients": share_grouped(align(labels, rows), owners),
     }
+
+
+def group_equal(labels: Sequence[Tensor]) -> list[list[int]]:
+    """Group gradients whose labels are equal in any order, as the paper does first.
+
+    >>> group_equal([torch.tensor([0, 1]), torch.tensor([2, 2]), torch.tensor([1, 0])])
+    [[0, 2], [1]]
+    """
+    groups = defaultdict[tuple[int, ...], list[int]](list)
+    for number, of_gradient in enumerate(labels):
+        groups[tuple(sorted(of_gradient.tolist()))].append(number)
+    return list(groups.values())
 
 
 def share_grouped(groups: Sequence[Sequence[int]], owners: Sequence[int]) -> float:

@@ -363,9 +363,9 @@ def draw_claims(data: str, path: Path) -> None:
     figure, axes = plt.subplots(len(lines), count, figsize=(8, 8 * len(lines) / (count + 2.2)), squeeze=False)
     for axis in axes.flat:
         axis.set_axis_off()
-    for (title, claims), line in zip(lines, axes, strict=True):
+    for (title, shown), line in zip(lines, axes, strict=True):
         places = iter(line)
-        for claimed, images in zip(claims, true, strict=True):
+        for claimed, images in zip(shown, true, strict=True):
             for number, axis in enumerate(islice(places, len(images))):
                 if claimed is not None:
                     axis.imshow(claimed[number].permute(1, 2, 0).numpy(), cmap="gray", vmin=0, vmax=1)

@@ -24,6 +24,7 @@ from fedsim.federation.config import AttackFile
 from fedsim.federation.table_validation import validate_tables
 from fedsim.interfaces.attack import Target
 from fedsim.interfaces.defense import copy_with_facts
+from fedsim.interfaces.findings import Reconstruction
 from fedsim.interfaces.knowledge import Knowledge
 from studies.running import Row
 from studies.trust.study import VICTIMS, case_tables, count_victims, record_case
@@ -46,7 +47,8 @@ def measure(case: str, seed: int, public: str) -> list[Row]:
     tables = {"adversary": case_tables(case, seed)[1], "attack": [{"name": "map"}]}
     audit = open_audit(run.path, validate_tables(AttackFile, tables, case), trust=True)
     knowledge = audit.granted_knowledge
-    (defense,) = knowledge.defenses
+    (defense,) = knowledge.defenses or ()
+    assert isinstance(defense, Augmentation)
     if public == "augmented":
         knowledge = augment_public(knowledge, defense)
     attack = MaximumAPosteriori(draws=0).adaptive_copy("map adaptive")
@@ -54,10 +56,15 @@ def measure(case: str, seed: int, public: str) -> list[Row]:
     for victim in VICTIMS:
         rng = generator("transforms", seed, victim)
         target = Target(transcript=audit.transcript, victim=victim, knowledge=knowledge, rng=rng)
-        claims.append(attack.run(target).data)
+        finding = attack.run(target)
+        assert isinstance(finding, Reconstruction)
+        claims.append(finding.data)
     rows = []
     for victim in VICTIMS:
-        pool = Pool.from_truth(audit.case.truth(victim, None), audit.case.public())
+        truth = audit.case.truth(victim, None)
+        assert truth is not None
+        pool = Pool.from_truth(truth, audit.case.public())
+        assert pool is not None
         plain, _ = identify([claims[victim]], pool)
         turned, chance = identify(transform_claims(claims[victim], defense), pool)
         other, _ = identify(transform_claims(claims[(victim + 1) % len(VICTIMS)], defense), pool)
@@ -67,10 +74,11 @@ def measure(case: str, seed: int, public: str) -> list[Row]:
 
 def augment_public(knowledge: Knowledge, defense: Augmentation) -> Knowledge:
     """Return what is known, with public images as a client's batch would have them."""
-    known = copy_with_facts(defense, value_range=knowledge.value_range)
+    known, public = copy_with_facts(defense, value_range=knowledge.value_range), knowledge.auxiliary
+    assert public is not None
     context: Any = SimpleNamespace(rng=generator("transforms", "public"))
-    inputs, _ = known.on_batch(knowledge.auxiliary.inputs, knowledge.auxiliary.labels, context)
-    return replace(knowledge, auxiliary=replace(knowledge.auxiliary, inputs=inputs))
+    inputs, _ = known.on_batch(public.inputs, public.labels, context)
+    return replace(knowledge, auxiliary=replace(public, inputs=inputs))
 
 
 def transform_claims(claims: Tensor, defense: Augmentation) -> Iterator[Tensor]:
@@ -86,10 +94,9 @@ def transform_claims(claims: Tensor, defense: Augmentation) -> Iterator[Tensor]:
 
 def identify(variants: Iterator[Tensor] | Sequence[Tensor], pool: Pool) -> tuple[float, float]:
     """Return the share of the victim's examples that a claim is most like in some variant, and that by chance."""
-    similarity = None
+    similarity = torch.tensor(-torch.inf)
     for claims in variants:
-        found = metrics.correlations(claims, pool.data)
-        similarity = found if similarity is None else torch.maximum(similarity, found)
+        similarity = torch.maximum(similarity, metrics.correlations(claims, pool.data))
     is_matched = torch.zeros(len(pool.data), dtype=torch.bool)
     is_matched[similarity.argmax(1)] = True
     return is_matched[pool.of_victim].double().mean().item(), pool.expected_share(is_matched)

@@ -18,6 +18,7 @@ from fedsim.audit.evaluation.statistics import mean_and_margin
 from fedsim.base.errors import ConfigError
 from fedsim.federation.config import AttackFile
 from fedsim.federation.table_validation import validate_tables
+from fedsim.interfaces.findings import Reconstruction
 from fedsim.report.summary import Summary
 from fedsim.sweeps.file import read_sweep
 from fedsim.sweeps.grid import SweepGrid, build_grid
@@ -107,6 +108,7 @@ def identify_others(run: fedsim.Run, audit: Audit, scores: Sequence[Row]) -> dic
             other = victims[(victims.index(item.victim) + 1) % len(victims)]
             truth = audit.case.truth(other, None, members_of(run, other))
             assert truth is not None
+            assert isinstance(item.finding, Reconstruction)
             pool = Pool.from_truth(truth, audit.case.public())
             shares[item.attack, item.victim] = score_identification(item.finding.data, truth, pool).value
     return shares

@@ -158,7 +158,7 @@ class Differentiates(Defense):
 
     def on_features(self, features: Tensor, inputs: Tensor, context: LocalContext) -> Tensor:
         if self.by_backward:
-            features.sum().backward(retain_graph=True)  # type: ignore[no-untyped-call]
+            features.sum().backward(retain_graph=True)
             slopes = inputs.grad
         else:
             (slopes,) = torch.autograd.grad(features.sum(), inputs, retain_graph=True)

@@ -130,7 +130,7 @@ def trained(model: nn.Module, key: int = 0, loss: Loss = plain_loss, steps: int 
     moving = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.05)
     for _ in range(steps):
         moving.zero_grad()
-        loss(model, inputs, labels).backward()  # type: ignore[no-untyped-call]
+        loss(model, inputs, labels).backward()
         moving.step()
     return before, {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}, inputs
 

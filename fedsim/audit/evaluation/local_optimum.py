@@ -124,7 +124,7 @@ def _minimise_convex_loss(model: nn.Module, inputs: Tensor, labels: Tensor, loss
     def closure() -> float:
         optimizer.zero_grad()
         objective = loss(model(inputs), labels)
-        objective.backward()  # type: ignore[no-untyped-call]
+        objective.backward()
         return objective.item()
 
     optimizer.step(closure)  # type: ignore[no-untyped-call]

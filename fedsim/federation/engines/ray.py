@@ -115,7 +115,7 @@ def _count_actors(resources: dict[str, Any], wanted: int | None) -> int:
     import ray
     from flwr.simulation.ray_transport.ray_actor import pool_size_from_resources
 
-    total = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    total = ray.cluster_resources()
     if resources["num_gpus"] and total.get("GPU", 0) < resources["num_gpus"]:
         raise RunError(
             f"federation.gpus_per_actor: {resources['num_gpus']:g} asked for, but Ray finds {total.get('GPU', 0):g} "
@@ -128,7 +128,7 @@ def _count_actors(resources: dict[str, Any], wanted: int | None) -> int:
             f"engine ray: no host has a core and {resources['num_gpus']:g} GPUs to spare for an actor; "
             "lower federation.gpus_per_actor, or join a larger cluster"
         ) from error
-    free = ray.available_resources()  # type: ignore[no-untyped-call]
+    free = ray.available_resources()
     room = int(free.get("CPU", 0))
     if resources["num_gpus"]:
         room = min(room, int(free.get("GPU", 0) / resources["num_gpus"]))
@@ -220,7 +220,7 @@ def _live_hosts() -> dict[str, str]:
     """Return the addresses of the live hosts, by their ids."""
     import ray
 
-    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    nodes: list[dict[str, Any]] = ray.nodes()
     return {node["NodeID"]: node["NodeManagerAddress"] for node in nodes if node["Alive"]}
 
 

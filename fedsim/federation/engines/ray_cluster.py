@@ -100,7 +100,7 @@ def compare_hosts() -> None:
     # Ask all hosts at once, then wait for each.
     remote_versions = ray.remote(num_cpus=0)(host_versions)
     answers = []
-    for node in ray.nodes():  # type: ignore[no-untyped-call]
+    for node in ray.nodes():
         if node["Alive"]:
             strategy = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             answers.append((node, remote_versions.options(scheduling_strategy=strategy).remote()))

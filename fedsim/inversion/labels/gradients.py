@@ -174,7 +174,7 @@ def label_optimisation(layers: Sequence[LastLayer], num_examples: int, rng: torc
     def closure() -> float:
         optimizer.zero_grad()
         value = distance()
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         return value.item()
 
     optimizer.step(closure)  # type: ignore[no-untyped-call]

@@ -252,7 +252,7 @@ class Attention(nn.Module):
 
     def _split_heads(self, projection: Tensor) -> Tensor:
         """Reshape `... position dim` to `... head position dim`."""
-        heads: Tensor = projection.unflatten(-1, (self.heads, -1))  # type: ignore[no-untyped-call]
+        heads: Tensor = projection.unflatten(-1, (self.heads, -1))
         return heads.transpose(-3, -2)
 
 

@@ -79,7 +79,7 @@ def trained(
     for _ in range(epochs):
         for chosen in torch.randperm(len(inputs), generator=rng).split(batch):
             steps.zero_grad()
-            cross_entropy(model(inputs[chosen]), labels[chosen]).backward()  # type: ignore[no-untyped-call]
+            cross_entropy(model(inputs[chosen]), labels[chosen]).backward()
             steps.step()
     return before, {name: p.detach().clone() for name, p in model.state_dict().items()}
 
@@ -157,7 +157,7 @@ def test_what_is_sent_instead_of_weights_is_read_as_it_is(tmp_path: Path, kind: 
     inputs, labels = digits(12)
     model = mlp()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    cross_entropy(model(inputs), labels).backward()  # type: ignore[no-untyped-call]
+    cross_entropy(model(inputs), labels).backward()
     gradient = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     sent = (
         Payload.from_dense(gradient, "gradient")

@@ -58,7 +58,7 @@ KNOWN = Knowledge(
 def victim(count: int) -> tuple[Tensor, Tensor]:
     """The first images of the data set, which are of the classes 0, 1, 2, and so on."""
     images, labels = DIGITS.train.inputs(slice(0, count)), DIGITS.train.labels[:count]
-    assert len(labels.unique()) == count  # type: ignore[no-untyped-call]
+    assert len(labels.unique()) == count
     return images, labels
 
 

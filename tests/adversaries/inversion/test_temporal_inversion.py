@@ -127,7 +127,7 @@ def test_lbfgs_of_many_problems_is_torchs_of_each(steps: int) -> None:
         def closure(point: Tensor = point, own: torch.optim.Optimizer = own, bowl: Tensor = bowls[problem]) -> Tensor:
             own.zero_grad()
             at = value(point, bowl)
-            at.backward()  # type: ignore[no-untyped-call]
+            at.backward()
             return at
 
         own.step(closure)  # type: ignore[arg-type]
@@ -164,7 +164,7 @@ def by_hand(updates: Sequence[Update], rounds: int, local: int, rate: float) -> 
             ) -> Tensor:
                 own.zero_grad()
                 value = weighted_distance(state, slopes, 0.5 + 0.25 * point)
-                value.backward()  # type: ignore[no-untyped-call]
+                value.backward()
                 return value
 
             own.step(closure)  # type: ignore[arg-type]

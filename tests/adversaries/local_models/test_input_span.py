@@ -51,7 +51,7 @@ def federated(
             for _ in range(3):
                 batch = torch.randperm(IMAGES, generator=rng)[:4]
                 optimizer.zero_grad()
-                cross_entropy(model(inputs[batch]), labels[batch]).backward()  # type: ignore[no-untyped-call]
+                cross_entropy(model(inputs[batch]), labels[batch]).backward()
                 optimizer.step()
             returned.append(
                 {n: p.detach() + noise * torch.randn(p.shape, generator=rng) for n, p in model.named_parameters()}

@@ -59,7 +59,7 @@ def take_steps(optimizer: Any, own: list[Tensor], steps: int = 5) -> list[Tensor
         optimizer.zero_grad()
         used = [own[0], own[2]] if step % 2 else own
         objective = torch.stack([tensor.sin().square().sum() for tensor in used]).sum()
-        objective.backward()  # type: ignore[no-untyped-call]
+        objective.backward()
         optimizer.param_groups[0]["lr"] *= 0.9
         optimizer.step()
     return own
@@ -137,7 +137,7 @@ def test_the_rule_that_can_be_differentiated_takes_the_steps_of_sgd_with_a_proxi
     for _ in range(5):
         optimizer.zero_grad()
         penalty = settings.proximal_mu / 2 * (trained - start).square().sum()
-        (trained.sin().square().sum() + penalty).backward()  # type: ignore[no-untyped-call]
+        (trained.sin().square().sum() + penalty).backward()
         optimizer.step()
         gradient = 2 * weight.sin() * weight.cos()
         weight = weight - 0.1 * sgd_direction(gradient, weight, start, settings, momentum, 0)
