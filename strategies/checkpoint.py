@@ -101,7 +101,7 @@ class Checkpoint:
         return cls(header["round"], arrays, header["memory"], stored, clients=clients)
 
     def save(self, path: Path, durable: bool = False, announce: Callable[[str], None] | None = None) -> None:
-        """Write the checkpoint in one step; see `write_sealed`.
+        """Write the checkpoint in one step; see `write_sealed_file`.
 
         Raises:
             RunError: the disk is full or the folder cannot be written.

@@ -11,6 +11,7 @@ from torch.nn.functional import gelu, one_hot
 
 from fedsim.base.randomness import generator
 from fedsim.interfaces.attack import Progress
+from fedsim.training.optimizers import Adam
 
 _FOLDS = 5
 """Parts of the clients, for each of which sums are predicted by a fit to the others."""
@@ -53,8 +54,8 @@ class ExampleEstimator(nn.Module):
     1. The sum of the examples of each class, less the mean of the class, is estimated by least
        squares with an L2 penalty, linear in the features and in the counts of labels (`fit_sums`).
     2. A network takes the mean that follows for an example's class, the class, the number of its
-       examples and which of them it is, and returns the example (`train_network`). It is the same
-       network for all examples.
+       examples and which of them it is, and returns the example (`train_estimator`). It is the
+       same network for all examples.
 
     Args:
         messages: the class means and the scales of features come from these.
@@ -162,7 +163,7 @@ def train_estimator(
         key: of the order in which clients come.
     """
     means = estimator.fit_sums(messages)
-    optimizer = torch.optim.AdamW(estimator.parameters(), _STEP_SIZE, weight_decay=_WEIGHT_DECAY)
+    optimizer = Adam(estimator.parameters(), _STEP_SIZE, weight_decay=_WEIGHT_DECAY, decoupled=True)
     rng, count = generator(*key), len(means)
     step, steps = 0, epochs * math.ceil(count / _BATCH)
     for epoch in range(1, epochs + 1):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, ClassVar
 
@@ -19,7 +19,7 @@ from fedsim.base.papers import cite
 from fedsim.interfaces.attack import CLIENT, GROUP, Attack, Knowledge, Paper, Progress, Target, warn
 from fedsim.interfaces.defense_checks import name_of_defense
 from fedsim.interfaces.findings import Reconstruction
-from fedsim.inversion.descent import iterate_descent, run_to_end
+from fedsim.inversion.descent import iterate_descent, offset_progress, run_to_end
 from fedsim.inversion.differentiability import check_differentiability
 from fedsim.inversion.inversion_task import InversionTask
 from fedsim.inversion.labels.problem_labels import find_labels
@@ -109,15 +109,8 @@ class LearnedInversion(Attack):
     def _run(self, target: Target, progress: Progress) -> Reconstruction:
         update, knowledge, total = target.read_update(), target.knowledge, self.epochs + self.refinements
         problem = build_problem(update, knowledge)
-
-        def report_training(epoch: int, _: int, curves: Mapping[str, float]) -> None:
-            progress(epoch, total, curves)
-
-        def report_refinement(iteration: int, _: int, curves: Mapping[str, float]) -> None:
-            progress(self.epochs + iteration, total, curves)
-
         # Estimate.
-        inverter = self._find_inverter(update, problem, knowledge, report_training)
+        inverter = self._find_inverter(update, problem, knowledge, offset_progress(progress, 0, total))
         labels = find_labels(problem, update, knowledge, target.rng).to(knowledge.device).sort(stable=True).values
         warn_of_missing_classes(problem, labels, self.title)
         problem = replace(problem, labels=labels)
@@ -131,7 +124,8 @@ class LearnedInversion(Attack):
             warn(f"{self.title} on {problem.where}: {mixing[0]} mixes examples, so the estimate is not refined")
         elif self.refinements:
             problem = with_known_noise(problem, self.title)
-            dummy = self._refine(problem, neighbourhood, dummy, target.rng, report_refinement)
+            refinement_progress = offset_progress(progress, self.epochs, total)
+            dummy = self._refine(problem, neighbourhood, dummy, target.rng, refinement_progress)
         data = problem.scaling.to_unit_range(dummy)
         unit = (problem.scaling.high - problem.scaling.low).float().mean().item()
         spread = torch.full((len(data),), inverter.expected_error / unit)

@@ -96,9 +96,9 @@ class TabLeak(GradientInversion):
 
     def _conclude(self, ends: Sequence[tuple[Restart, Trial]]) -> Reconstruction:
         best, trial = best_restart(ends)
-        units = best.problem.scaling
-        assert isinstance(units, RelaxedScaling)
-        columns, deviations = units.columns, (units.scale / (units.high - units.low)).cpu()
+        scaling = best.problem.scaling
+        assert isinstance(scaling, RelaxedScaling)
+        columns, deviations = scaling.columns, (scaling.scale / (scaling.high - scaling.low)).cpu()
         reference = best.finding(trial, self._merge_epochs)
 
         def rows_in_best_order(reconstruction: Reconstruction) -> Tensor:
@@ -179,9 +179,9 @@ class RelaxedScaling(InputScaling):
     columns: tuple[int, ...] = ()
 
     @classmethod
-    def from_scaling(cls, units: InputScaling, columns: Sequence[int]) -> RelaxedScaling:
+    def from_scaling(cls, scaling: InputScaling, columns: Sequence[int]) -> RelaxedScaling:
         """Relax `scaling`, with a value for each feature."""
-        tensors = (units.centre, units.scale, units.low, units.high)
+        tensors = (scaling.centre, scaling.scale, scaling.low, scaling.high)
         centre, scale, low, high = (tensor.expand(sum(columns)) for tensor in tensors)
         return cls(centre, scale, low, high, tuple(columns))
 

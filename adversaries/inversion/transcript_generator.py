@@ -17,6 +17,7 @@ from fedsim.inversion.distances import Cosine
 from fedsim.inversion.priors import TotalVariation
 from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.update_models import GradientAtBroadcast
+from fedsim.training.optimizers import Adam
 
 _LATENTS = 32
 """Numbers that an image is generated from."""
@@ -217,12 +218,12 @@ def _adapt(
         return distance + prior, distance
 
     weights = {name: parameter.detach() for name, parameter in network.named_parameters()}
-    optimizer = torch.optim.Adam([latents], settings.step_size)
+    optimizer = Adam([latents], settings.step_size)
     for _ in range(settings.latent_steps):
         (latents.grad,) = torch.autograd.grad(objective(weights)[0], [latents])
         optimizer.step()
     tuned = {name: weight.clone().requires_grad_(True) for name, weight in weights.items()}
-    optimizer = torch.optim.Adam(tuned.values(), settings.tuning_step_size)
+    optimizer = Adam(tuned.values(), settings.tuning_step_size)
     for _ in range(settings.tuning_steps):
         total, distance = objective(tuned)
         for weight, gradient in zip(tuned.values(), torch.autograd.grad(total, list(tuned.values())), strict=True):

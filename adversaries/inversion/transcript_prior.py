@@ -28,6 +28,7 @@ from fedsim.base.randomness import generator
 from fedsim.interfaces.attack import ALL, CLIENT, Attack, Knowledge, Paper, Progress, RoundsNeeded, Target
 from fedsim.interfaces.findings import Finding
 from fedsim.inversion.cached_networks import load_or_train
+from fedsim.inversion.descent import offset_progress
 from fedsim.inversion.labels.problem_labels import find_labels
 from fedsim.inversion.matching import GradientInversion
 from fedsim.inversion.priors import TotalVariation
@@ -106,11 +107,7 @@ class TranscriptPrior(Attack):
         shape = tuple(target.knowledge.input_shape or ())
         update = target.read_update(target.participation_rounds()[0])
         total = self.tasks + self.latent_iterations + self.tuning_iterations
-
-        def report(steps_before: int) -> Progress:
-            return lambda step, _, values: progress(steps_before + step, total, values)
-
-        network = self._find_generator(target, shape, report(0))
+        network = self._find_generator(target, shape, offset_progress(progress, 0, total))
         # Search latent vectors, then tune the generators.
         latent_matcher = _ImageMatcher(
             parametrisation=GeneratedImages(network=network, weight=self.latent_weight),
@@ -118,7 +115,7 @@ class TranscriptPrior(Attack):
             step_size=self.step_size,
             tv_weight=self.tv_weight,
         ).with_title(self.title)
-        latents = latent_matcher.find_latents(update, target, report(self.tasks))
+        latents = latent_matcher.find_latents(update, target, offset_progress(progress, self.tasks, total))
         tuned = TunedGenerators(network=network, latents=latents)
         tuning_matcher = replace(
             latent_matcher,
@@ -126,8 +123,8 @@ class TranscriptPrior(Attack):
             iterations=self.tuning_iterations,
             step_size=self.tuning_step_size,
         ).with_title(self.title)
-        report_tuning = report(self.tasks + self.latent_iterations)
-        return tuning_matcher.invert(update, target.knowledge, target.rng, report_tuning)
+        tuning_progress = offset_progress(progress, self.tasks + self.latent_iterations, total)
+        return tuning_matcher.invert(update, target.knowledge, target.rng, tuning_progress)
 
     def _find_generator(self, target: Target, shape: tuple[int, ...], progress: Progress) -> ImageGenerator:
         """Return the generator of this recording: of this process, from the cache, or else learnt and kept there."""

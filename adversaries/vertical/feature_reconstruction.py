@@ -18,6 +18,7 @@ from fedsim.base.randomness import seed_globals
 from fedsim.interfaces.attack import ALL, CLIENT, Attack, Knowledge, Paper, Progress, RoundsNeeded, Subject, Target
 from fedsim.interfaces.row_findings import RowFeatures
 from fedsim.recording.split_steps import SplitStep, read_split_steps
+from fedsim.training.optimizers import Adam
 
 _GRID, _FINE_GRID = 65, 33
 """Values of a number that are tried: from lowest to highest, and up to one step away from the last one."""
@@ -106,7 +107,7 @@ class EmbeddingInversion(FeatureReconstruction):
 
         raw = torch.randn(self.starts, len(embeddings), sum(columns), generator=rng)
         raw.requires_grad_()
-        optimizer = torch.optim.Adam([raw], self.learning_rate)
+        optimizer = Adam([raw], self.learning_rate)
         for iteration in range(1, self.iterations + 1):
             optimizer.zero_grad()
             loss = misfit(_relax(raw, columns)).mean()
@@ -211,7 +212,7 @@ class EmbeddingRegression(FeatureReconstruction):
             network = nn.Sequential(
                 nn.Linear(inputs.shape[1], self.hidden), nn.ReLU(), nn.Linear(self.hidden, true.shape[1])
             )
-        optimizer = torch.optim.Adam(network.parameters(), self.learning_rate, weight_decay=1e-4)
+        optimizer = Adam(network.parameters(), self.learning_rate, weight_decay=1e-4)
         parts = list(torch.split(true, list(columns), 1))
         for iteration in range(1, self.iterations + 1):
             optimizer.zero_grad()

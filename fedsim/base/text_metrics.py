@@ -6,8 +6,6 @@ that token, or None where there is none.
 
 from __future__ import annotations
 
-from collections import Counter
-
 import torch
 from torch import Tensor
 
@@ -79,34 +77,6 @@ def word_recall(claimed: Tensor, true: Tensor, padding: int | None) -> float:
     """Return the fraction of the different words of all true texts that any claimed text has."""
     words, _ = _count_tokens(true[_is_token(true, padding)])
     return torch.isin(words, claimed).double().mean().item()
-
-
-def rouge(claimed: Tensor, true: Tensor, padding: int | None, words: int) -> Tensor:
-    """Return `text`, ROUGE-n: the F1 of the n-grams that both texts of a pair have, as multisets.
-
-    Padding and positions for which nothing is claimed are left out. Where neither text has an
-    n-gram, it is 0.
-
-    Args:
-        claimed: `text position`, in the order of the true ones, see `pair_texts`.
-        true: `text position`.
-        words: n, the length of an n-gram.
-
-    References:
-        [Lin2004], Sect. 2; without stemming.
-    """
-    scores = []
-    for pair in zip(claimed.tolist(), true.tolist(), strict=True):
-        claimed_counts, true_counts = (_count_ngrams(text, padding, words) for text in pair)
-        total = claimed_counts.total() + true_counts.total()
-        scores.append(2 * (claimed_counts & true_counts).total() / max(1, total))
-    return torch.tensor(scores)
-
-
-def _count_ngrams(text: list[int], padding: int | None, length: int) -> Counter[tuple[int, ...]]:
-    tokens = [token for token in text if token not in (padding, NO_TOKEN)]
-    shifted = (tokens[start:] for start in range(length))
-    return Counter(zip(*shifted, strict=False))
 
 
 def text_similarities(claimed: Tensor, true: Tensor, padding: int | None) -> Tensor:

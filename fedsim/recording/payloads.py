@@ -170,21 +170,21 @@ class Payload:
         return cls({name: (kind, Dense(tensor)) for name, tensor in state.items()})
 
     @classmethod
-    def from_sparse(cls, state: State, kind: Kind = "delta") -> Payload:
-        """Return a payload with the values of `state` that are not zero, and their indices."""
+    def from_sparse(cls, delta: State) -> Payload:
+        """Return a payload with the values of a delta that are not zero, and their indices."""
         tensors: dict[str, tuple[Kind, Form]] = {}
-        for name, tensor in state.items():
+        for name, tensor in delta.items():
             flat = tensor.reshape(-1)
             indices = flat.nonzero().squeeze(1)
             values = flat[indices]
             if flat.numel() <= torch.iinfo(torch.int32).max:
                 indices = indices.int()
-            tensors[name] = (kind, Sparse(indices, values))
+            tensors[name] = ("delta", Sparse(indices, values))
         return cls(tensors)
 
     @classmethod
-    def from_integers(cls, integers: State, scales: State, kind: Kind = "delta") -> Payload:
-        """Return a payload of `integers` times `scales`; see `Quantised` for their shapes.
+    def from_integers(cls, integers: State, scales: State) -> Payload:
+        """Return a payload of a delta, `integers` times `scales`; see `Quantised` for their shapes.
 
         Raises:
             PayloadError: their names differ, or one is no tensor.
@@ -197,7 +197,7 @@ class Payload:
                 )
         if unmatched := sorted(set(integers) ^ set(scales)):
             raise PayloadError(f"'{unmatched[0]}' has only one of integers and scales; give both for each tensor")
-        return cls({name: (kind, Quantised(tensor, scales[name])) for name, tensor in integers.items()})
+        return cls({name: ("delta", Quantised(tensor, scales[name])) for name, tensor in integers.items()})
 
     @classmethod
     def from_arrays(cls, arrays: State, before: State) -> Payload:

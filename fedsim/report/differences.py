@@ -117,7 +117,7 @@ def differences(base: Rows, other: Rows, why_not_paired: str = "") -> list[Diffe
     """Return a difference for each attack and metric that both runs scored, in the order of `base`.
 
     Args:
-        why_not_paired: what `same_clients` says.
+        why_not_paired: what `explain_other_clients` says.
     """
     base_summaries, other_summaries = summarise(base), summarise(other)
     partners = _partners(base_summaries, other_summaries)

@@ -33,12 +33,11 @@ def train_to_convergence(
     loss: Callable[[Tensor, Tensor], Tensor],
     *,
     iterations: int = ITERATIONS,
-    batch_size: int = _MAX_BATCH_SIZE,
 ) -> tuple[nn.Module, list[float]]:
     """Train a copy of `model` by gradient descent until it rests; return it and each step's loss.
 
     The optimizer is the clients' own, SGD, with few large steps: full batches (random batches of at
-    most `batch_size` where there are more examples), momentum 0.9, and a step size that falls to 0
+    most 2048 where there are more examples), momentum 0.9, and a step size that falls to 0
     on half a cosine. 300 steps from 0.1 go as far as 15 000 of plain gradient descent with a step
     size of 0.01. An adaptive optimizer reaches a small loss sooner, but it moves all weights alike,
     also those that the data do not determine, and so ends far from where SGD would.
@@ -57,10 +56,9 @@ def train_to_convergence(
         labels: `example`, or whatever `loss` takes.
         loss: mean loss of `(outputs, labels)`.
         iterations: number of steps.
-        batch_size: most examples in a step.
     """
     best: tuple[nn.Module, list[float]] | None = None
-    num_batches, lowest = math.ceil(len(inputs) / batch_size), math.inf
+    num_batches, lowest = math.ceil(len(inputs) / _MAX_BATCH_SIZE), math.inf
     for step_size in _STEP_SIZES:
         trial = copy.deepcopy(model)
         curve = _descend(trial, inputs, labels, loss, iterations, step_size, num_batches)

@@ -61,7 +61,7 @@ def local_update(
         inputs: `example ...` in model units.
         labels: `example`, class indices or targets.
         loss: objective, before labels are smoothed as `settings` ask.
-        order: indices of the examples of each step, from `batches_of_round` where batches continue
+        order: indices of the examples of each step, from `round_batches` where batches continue
             from round to round; None draws them by `key`, as the defenses ask.
         before_step: called before each step, while `model` holds the current weights.
         canaries: gradients that are put among those of the examples, to measure what the defenses

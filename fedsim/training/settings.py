@@ -118,7 +118,7 @@ class LocalTraining:
 
     @property
     def continues_batches(self) -> bool:
-        """Return whether batches continue from round to round; see `batches_of_round`."""
+        """Return whether batches continue from round to round; see `round_batches`."""
         return self.batches == "fixed" or self.sends == "gradient"
 
     def check_plain_steps(self, reason: str) -> None:

@@ -24,7 +24,6 @@ from adversaries.text.lamp import Lamp
 from adversaries.text.texts import EmbeddingRows, TextInvertingGradients
 from adversaries.text.tiger import Tiger
 from adversaries.text.token_gradients import TokenGradients
-from fedsim.base import text_metrics
 from fedsim.base.errors import AttackError, ConfigError, TranscriptError
 from fedsim.base.randomness import generator, seed_globals
 from fedsim.base.task import Task
@@ -422,13 +421,6 @@ def test_attacks_that_match_gradients_run_on_transformers(run: Any, network: Any
     assert matched.tokens.shape == TRUE.shape
     words = run(make_update(network), known(network), EmbeddingRows())
     assert set(words.tokens.flatten().tolist()) == set(TRUE.flatten().tolist())
-
-
-def test_rouge_counts_the_words_and_pairs_that_both_texts_hold() -> None:
-    true, claimed = torch.tensor([[1, 2, 3, 0], [4, 5, 0, 0]]), torch.tensor([[1, 2, 2, 3], [-1, -1, -1, -1]])
-    assert text_metrics.rouge(claimed, true, 0, 1).tolist() == pytest.approx([2 * 3 / 7, 0])
-    assert text_metrics.rouge(claimed, true, 0, 2).tolist() == pytest.approx([2 * 2 / 5, 0])
-    assert text_metrics.rouge(true, true, 0, 2).tolist() == [1, 1]
 
 
 # Adapters (LoRA): the base is held; B's gradient spans A times the inputs, and A's the inputs once B is not 0.

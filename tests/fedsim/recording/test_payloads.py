@@ -130,9 +130,8 @@ def test_what_decoding_makes_is_written_out() -> None:
     assert quantised.nbytes == 6 + 2 * 4
     for payload in (Payload.from_dense(delta), sparse, quantised):
         assert torch.equal(payload.decode(BEFORE)["weight"], BEFORE["weight"] + delta["weight"])
-    slopes = Payload.from_integers(
-        {"bias": torch.tensor([3, -1]).to(torch.int8)}, {"bias": torch.tensor(0.5)}, "gradient"
-    )
+    integers = Quantised(torch.tensor([3, -1]).to(torch.int8), torch.tensor(0.5))
+    slopes = Payload({"bias": ("gradient", integers)})
     assert slopes.decode(BEFORE)["gradient/bias"].tolist() == [1.5, -0.5]
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from fedsim.interfaces.knowledge import Knowledge
 from fedsim.training.optimizers import SGD, Adam, Optimizer, sgd_direction
 from fedsim.training.settings import LocalTraining, known_steps
 
+ROOT = Path(__file__).parents[3]
 Kind = Callable[[Any], Any]
 PAIRS: dict[str, tuple[Kind, Kind]] = {
     "sgd": (lambda p: SGD(p, 0.1), lambda p: torch.optim.SGD(p, lr=0.1)),
@@ -117,6 +120,16 @@ def test_no_optimizer_imports_the_compiler() -> None:
         "assert 'torch._dynamo' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_trains_takes_our_optimizers() -> None:
+    """Those of torch import its compiler, which takes seconds in each process that attacks."""
+    may_take_them = {"fedsim/skeletons/attack.py", "fedsim/inversion/denoisers.py"}  # text; trains for minutes
+    for folder in ("fedsim", "adversaries", "clients", "strategies"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            name = path.relative_to(ROOT).as_posix()
+            made = re.findall(r"torch\.optim\.[A-Z]\w*\(", path.read_text(encoding="utf-8"))
+            assert name in may_take_them or "training/optimizers" in name or not made, f"{name}: {made}"
 
 
 @dataclass(frozen=True)

@@ -106,14 +106,18 @@ def test_a_network_learns_its_data_by_heart_and_comes_to_rest() -> None:
     assert after["loss"] < 0.1 * before["loss"]
 
 
-def shorten_training(patch: pytest.MonkeyPatch, **settings: int) -> None:
-    """Let networks train in fewer steps or in smaller batches."""
-    shorter = functools.partial(train_to_convergence, **settings)
+def shrink_batches(patch: pytest.MonkeyPatch, batch_size: int) -> None:
+    patch.setattr("fedsim.training.local_optimum._MAX_BATCH_SIZE", batch_size)
+
+
+def shorten_training(patch: pytest.MonkeyPatch, iterations: int) -> None:
+    shorter = functools.partial(train_to_convergence, iterations=iterations)
     patch.setattr("fedsim.audit.evaluation.local_optimum.train_to_convergence", shorter)
 
 
 def test_a_network_ends_up_the_same_each_time_and_the_model_is_only_lent(monkeypatch: pytest.MonkeyPatch) -> None:
-    shorten_training(monkeypatch, iterations=20, batch_size=64)
+    shorten_training(monkeypatch, iterations=20)
+    shrink_batches(monkeypatch, 64)
     model = built(CLASSES, 8)
     kept = copy.deepcopy(model.state_dict())
     start = {name: tensor + 0.01 for name, tensor in copy_state(model).items()}
@@ -180,16 +184,17 @@ def test_strides_that_leave_no_unit_alive_become_shorter() -> None:
     assert curve[-1] < 0.5 * curve[0]
 
 
-def test_batches_that_differ_are_not_taken_for_leaps() -> None:
+def test_batches_that_differ_are_not_taken_for_leaps(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few targets are large, so that the loss of a batch is often far above the lowest."""
     rng = generator("tails")
     inputs, targets = torch.randn(400, 4, generator=rng), torch.randn(400, generator=rng)
     targets[::40] *= 10
-    _, curve = train_to_convergence(nn.Linear(4, 1), inputs, targets, squared_error, batch_size=50)
+    shrink_batches(monkeypatch, 50)
+    _, curve = train_to_convergence(nn.Linear(4, 1), inputs, targets, squared_error)
     assert max(curve[8:]) > min(curve) + 0.5 * curve[0]
 
 
-def test_a_pass_over_several_batches_that_leaps_is_taken_for_one() -> None:
+def test_a_pass_over_several_batches_that_leaps_is_taken_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """As above, but here the whole pass rises by more than a tenth of the first loss."""
     leap, calm = [2.0, 2.0] + 30 * [1.0] + [0.9, 1.6], [2.0, 2.0] + 30 * [1.0] + [0.9, 1.4, 0.2, 0.2]
     told = iter([2.0, 2.0, *leap, 2.0, 2.0, *calm])
@@ -197,8 +202,8 @@ def test_a_pass_over_several_batches_that_leaps_is_taken_for_one() -> None:
     def loss(outputs: Tensor, labels: Tensor) -> Tensor:
         return 0 * outputs.sum() + next(told)
 
-    batch = len(INPUTS) // 2
-    _, curve = train_to_convergence(built(CLASSES, 8), INPUTS, PLAIN, loss, iterations=36, batch_size=batch)
+    shrink_batches(monkeypatch, len(INPUTS) // 2)
+    _, curve = train_to_convergence(built(CLASSES, 8), INPUTS, PLAIN, loss, iterations=36)
     assert curve == pytest.approx(calm)
 
 
@@ -227,7 +232,8 @@ def test_batch_norm_uses_the_clients_own_statistics(shared: bool, monkeypatch: p
 
 def test_one_example_too_many_for_a_batch_does_not_stand_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """201 examples in batches of 100 are three of 67, which can be normalised."""
-    shorten_training(monkeypatch, iterations=6, batch_size=100)
+    shorten_training(monkeypatch, iterations=6)
+    shrink_batches(monkeypatch, 100)
     model = built(CLASSES, 8, batch_norm=True)
     inputs, labels = torch.cat([INPUTS, INPUTS[:1]]), torch.cat([PLAIN, PLAIN[:1]])
     local_optimum(model, copy_state(model), inputs, labels)
