@@ -48,10 +48,11 @@ def are_many_equal(equal: int, tested: int, ndim: int) -> bool:
 
 
 def exclude_training_records(data: FederatedData, examples: Examples, indices: Indices) -> Iterator[int]:
-    """Yield those of `indices` whose record equals no record that a client trains on."""
+    """Yield those of `indices` whose record equals no record that a client trains on, images whatever their label."""
     train_indices = np.unique(np.concatenate([data.indices(client)[0] for client in range(data.clients)]))
-    train_hashes = set(hash_records_at(data.dataset.train, train_indices))
-    pairs = zip(indices, hash_records_at(examples, indices), strict=True)
+    hash_at = _hash_inputs if examples.raw.ndim > 2 else hash_records_at
+    train_hashes = set(hash_at(data.dataset.train, train_indices))
+    pairs = zip(indices, hash_at(examples, indices), strict=True)
     return (int(index) for index, record in pairs if record not in train_hashes)
 
 

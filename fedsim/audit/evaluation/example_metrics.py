@@ -150,7 +150,7 @@ class RecoveredShare(ExampleMetric):
     def find_matches(self, claimed: Tensor, examples: Tensor, context: ExampleContext) -> Tensor:
         """Return the pairs of images that reach `RECOVERED` dB, or of equal texts."""
         if context.modality == _IMAGE:
-            return _reach(claimed, examples, RECOVERED)
+            return reach_psnr(claimed, examples, RECOVERED)
         return super().find_matches(claimed, examples, context)
 
 
@@ -175,7 +175,7 @@ class ExactShare(ExampleMetric):
     def find_matches(self, claimed: Tensor, examples: Tensor, context: ExampleContext) -> Tensor:
         """Return the pairs of images that reach `EXACT` dB, or of examples that are equal."""
         if context.modality == _IMAGE:
-            return _reach(claimed, examples, EXACT)
+            return reach_psnr(claimed, examples, EXACT)
         return torch.cdist(claimed.flatten(1), examples.flatten(1), p=math.inf) <= _EXACT_DIFFERENCE
 
     def depends_on_class(self, context: ExampleContext) -> bool:
@@ -183,7 +183,7 @@ class ExactShare(ExampleMetric):
         return not find_modality(context.modality).smooth_axes
 
 
-def _reach(claimed: Tensor, images: Tensor, decibels: float) -> Tensor:
+def reach_psnr(claimed: Tensor, images: Tensor, decibels: float) -> Tensor:
     """Return `claim image`, whether the PSNR of each pair is at least so many dB."""
     limit = 10 ** (-decibels / 10)
     errors = torch.cdist(claimed.flatten(1), images.flatten(1)).square() / images[0].numel()

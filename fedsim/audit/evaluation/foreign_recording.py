@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedsim.audit.evaluation.case import MAX_NAMES, Case, UnknownTruthError, least_of_victims
+from fedsim.audit.evaluation.example_metrics import EXACT, reach_psnr
 from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.errors import ConfigError, DataError, join_first
 from fedsim.base.randomness import generator
@@ -35,8 +36,8 @@ log = logging.getLogger(__name__)
 
 _MUCH = 0.5
 """Share of public rows that are equal to clients' from which on it is no chance."""
-_IMAGE_LEVELS = 1000
-"""Parts of the range of values in which those of equal images are equal."""
+_CHUNK_SIZE = 1000
+"""Most public images that are compared at once."""
 
 
 @dataclass(frozen=True)
@@ -318,7 +319,7 @@ def _to_model_units(data: Tensor, value_range: Sequence[float | Sequence[float]]
 def drop_held_examples(public: PublicExamples, truths: Sequence[Truth]) -> PublicExamples:
     """Return the public examples without those that a client holds, which would give them away; a warning counts them.
 
-    Images count as equal where they differ by rounding alone, as where one of them was standardised.
+    Images count as equal where one would be an exact claim of the other, as a re-encoded copy is.
     """
     kept = _find_unheld_examples(public, truths)
     count = len(public.data)
@@ -339,16 +340,18 @@ def drop_held_examples(public: PublicExamples, truths: Sequence[Truth]) -> Publi
 
 
 def _find_unheld_examples(public: PublicExamples, truths: Sequence[Truth]) -> list[int]:
-    """Return the indices of the public examples that are equal to none of a client's."""
-    held: set[bytes] = set()
-    for truth in truths:
-        held.update(_hash_examples(truth.data))
+    """Return the indices of the public examples that are equal to none of a client's, whatever their labels."""
+    if public.data.is_floating_point() and public.data.ndim > 2:
+        same_shape = [truth.data for truth in truths if truth.data.shape[1:] == public.data.shape[1:]]
+        is_held = torch.zeros(len(public.data), dtype=torch.bool)
+        for held_images in same_shape:
+            parts = [reach_psnr(images, held_images, EXACT).any(1) for images in public.data.split(_CHUNK_SIZE)]
+            is_held |= torch.cat(parts)
+        return (~is_held).nonzero().flatten().tolist()
+    held = {record for truth in truths for record in _hash_examples(truth.data)}
     return [index for index, record in enumerate(_hash_examples(public.data)) if record not in held]
 
 
 def _hash_examples(data: Tensor) -> Iterator[bytes]:
     """Yield a hash of each example, whatever its label."""
-    if data.is_floating_point() and data.ndim > 2:
-        # No multiple of 1/255 lies within 1e-5 of where this rounds the other way.
-        data = (_IMAGE_LEVELS * data.double()).round().to(torch.int64)  # has no -0
     return hash_records(data, torch.zeros(len(data)))

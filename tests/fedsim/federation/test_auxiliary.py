@@ -14,6 +14,7 @@ from fedsim.data.partitions.shares import Iid
 from fedsim.federation import federated_data
 from fedsim.federation.auxiliary import draw_auxiliary
 from fedsim.federation.federated_data import FederatedData
+from fedsim.federation.overlap import exclude_training_records
 
 
 def shared(digits: Dataset, **settings: Any) -> FederatedData:
@@ -37,6 +38,15 @@ def test_where_all_spare_examples_equal_a_clients_test_examples_are_drawn(digits
     examples, chosen = draw_auxiliary(data, 10**6, "auxiliary")
     assert examples is digits.test
     assert len(chosen) > 300
+
+
+def test_a_clients_image_under_another_label_is_not_drawn(digits: Dataset) -> None:
+    """Labels are noisy: the same image may be a 3 in one part and an 8 in the other, and gives the client's away."""
+    relabelled = dataclasses.replace(digits.train, labels=(digits.train.labels + 1) % 10)
+    data = shared(dataclasses.replace(digits, test=relabelled))
+    examples, indices = data.untrained_examples()
+    held = np.concatenate([data.indices(client)[0] for client in range(5)])
+    assert set(exclude_training_records(data, examples, indices)).isdisjoint(held.tolist())
 
 
 def test_what_clients_hold_out_is_not_drawn_as_spare(digits: Dataset) -> None:
