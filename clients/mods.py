@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from flwr.app import ConfigRecord, Context, Message
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from clients.client_state import ClientMemories, restore_on_failure
@@ -88,7 +88,7 @@ def as_mod(defense: Defense, rng: torch.Generator | None = None) -> Mod:
             reply = call_next(message, context)
             if reply.has_error() or message.metadata.message_type.split(".")[0] != "train":
                 return reply
-            _check_single_record(reply, defense)
+            name, record = _find_update(reply, defense)
             number = _round_number(message)
             if not number and overrides(defense, "acts_in"):
                 raise RunError(
@@ -98,17 +98,11 @@ def as_mod(defense: Defense, rng: torch.Generator | None = None) -> Mod:
             if context.state.get(key) is not memory_record:
                 raise RunError(f"{key}: two mods of this class would share one memory; derive a class for each")
             # Defend what is sent, and keep what the defense remembers.
-            for name, record in reply.content.array_records.items():
-                sent = Payload.from_arrays(read_state(record), before)
-                memories = ClientMemories(context.state)
-                hook_context = LocalContext(
-                    rng=source,
-                    round=number,
-                    broadcast=before,
-                    memory=memories.read_record(key),
-                )
-                reply.content[name] = make_record(defend_payload(defense, before, sent, hook_context).arrays())
-                memories.store()
+            sent = Payload.from_arrays(read_state(record), before)
+            memories = ClientMemories(context.state)
+            hook_context = LocalContext(rng=source, round=number, broadcast=before, memory=memories.read_record(key))
+            reply.content[name] = make_record(defend_payload(defense, before, sent, hook_context).arrays())
+            memories.store()
             return reply
 
     return mod
@@ -123,7 +117,8 @@ def _round_number(message: Message) -> int:
     return 0
 
 
-def _check_single_record(reply: Message, defense: Defense) -> None:
+def _find_update(reply: Message, defense: Defense) -> tuple[str, ArrayRecord]:
+    """Return the only record of arrays, after its name."""
     count = len(reply.content.array_records)
     if count > 1:
         raise RunError(
@@ -135,6 +130,8 @@ def _check_single_record(reply: Message, defense: Defense) -> None:
             f"{type(defense).__name__}: the reply to a training message has no record of arrays, so that no update in "
             "it would be defended; send the update as an ArrayRecord, or leave the defense out"
         )
+    ((name, record),) = reply.content.array_records.items()
+    return name, record
 
 
 def defend_payload(

@@ -11,6 +11,7 @@ from fedsim.base.constraints import NonNegativeFloat, PositiveFloat, PositiveInt
 from fedsim.base.errors import AttackError
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Knowledge, Paper
+from fedsim.inversion.batch_norm import check_returned_statistics, missing_statistics_error
 from fedsim.inversion.distances import SquaredL2
 from fedsim.inversion.matching import GradientInversion
 from fedsim.inversion.priors import BatchNormStatistics, GroupConsistency, MeanSquare, TotalVariation
@@ -78,20 +79,14 @@ class SeeThroughGradients(GradientInversion):
         super().check_facts(knowledge, num_examples, granted)
         assert knowledge.model is not None
         if self.bn_weight and not list_batch_norms(knowledge.model()):
-            raise _missing_statistics_error("the network", "the model has none")
+            raise missing_statistics_error("the network", "the model has none")
 
     def _problem(self, update: Update, knowledge: Knowledge) -> InversionProblem:
         return build_problem(update, knowledge, use_batch_statistics=self.exact_statistics)
 
     def _recipe(self, problem: InversionProblem) -> Recipe:
-        # Check that the client returned what the BatchNorm prior needs.
-        layers = list_batch_norms(problem.model)
-        means = {f"{name}.running_mean".removeprefix(".") for name in layers}
-        returned_means = means & problem.returned_buffers.keys()
-        if self.bn_weight and (not layers or len(returned_means) < len(layers)):
-            reason = "the client returned no statistics of theirs" if layers else "the model has none"
-            raise _missing_statistics_error(problem.where, reason)
-
+        if self.bn_weight:
+            check_returned_statistics(problem)
         # Simulate the local steps of at most one epoch.
         assert problem.batch_size is not None
         unrolls_training = self.exact_statistics and problem.steps > 1
@@ -115,7 +110,3 @@ class SeeThroughGradients(GradientInversion):
             noise=self.noise,
             one_step=not unrolls_training,
         )
-
-
-def _missing_statistics_error(where: str, reason: str) -> AttackError:
-    return AttackError(f"{where}: bn_weight is a prior on BatchNorm layers, and {reason}; set bn_weight = 0")

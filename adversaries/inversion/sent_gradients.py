@@ -9,7 +9,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from fedsim.base.errors import AttackError
+from fedsim.base.errors import AttackError, list_rounds
 from fedsim.interfaces.attack import Knowledge, Target, warn
 from fedsim.inversion.batch_norm import copy_with_batch_statistics, used_batch_statistics
 from fedsim.inversion.problem import InversionProblem
@@ -141,15 +141,5 @@ def problems_with_other_labels(problems: Sequence[InversionProblem], labels: Ten
 
 
 def describe_problem_rounds(problems: Sequence[InversionProblem]) -> str:
-    """Describe the rounds of these problems as `format_rounds` does."""
-    return format_rounds([problem.where.split(",")[0].removeprefix("round ") for problem in problems])
-
-
-def format_rounds(rounds: Sequence[int | str]) -> str:
-    """Name rounds in a sentence.
-
-    >>> format_rounds([3]), format_rounds([1, 3, 4])
-    ('round 3', 'rounds 1, 3, 4')
-    """
-    noun = "rounds" if len(rounds) > 1 else "round"
-    return f"{noun} {', '.join(map(str, rounds))}"
+    """Name the rounds of these problems in a sentence."""
+    return list_rounds([problem.where.split(",")[0].removeprefix("round ") for problem in problems])

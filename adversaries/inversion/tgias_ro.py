@@ -15,16 +15,16 @@ from adversaries.inversion.sent_gradients import (
     ClientGradients,
     ClientUpdates,
     describe_problem_rounds,
-    format_rounds,
     problems_with_other_labels,
 )
 from fedsim.base.constraints import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from fedsim.base.errors import AttackError, ConfigError
+from fedsim.base.errors import AttackError, ConfigError, list_rounds
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import ALL, Attack, Knowledge, MessageKind, Paper, Progress, RoundsNeeded, Target, warn
 from fedsim.interfaces.findings import Finding, Reconstruction
 from fedsim.inversion import aggregation
 from fedsim.inversion.alignment import align
+from fedsim.inversion.batch_norm import check_returned_statistics
 from fedsim.inversion.descent import Curves, Step, Trial, descend, divergence_error, make_optimizer_step
 from fedsim.inversion.differentiability import check_differentiability, check_inputs
 from fedsim.inversion.distances import SquaredL2
@@ -37,7 +37,6 @@ from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.recipe import INPUT_MOMENTS, cosine_schedule
 from fedsim.inversion.temporal import temporal_objective
 from fedsim.inversion.training_mismatch import warn_of_dropout
-from fedsim.training.modes import list_batch_norms
 from fedsim.training.optimizers import Adam
 
 _SNAPSHOTS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -233,8 +232,8 @@ class TemporalInversion(Attack):
         count = "is 1 gradient" if len(selected) == 1 else f"are {len(selected)} gradients"
         raise AttackError(
             f"client {gradients.victim}: of the mini-batch of the first round there {count} "
-            f"({format_rounds(selected)}) "
-            f"among {len(gradients.rounds)} that were sent, expected {self._min_gradients}; {remedy}"
+            f"({list_rounds(selected)}) among {len(gradients.rounds)} that were sent, expected {self._min_gradients}; "
+            f"{remedy}"
         )
 
     def _recover_labels(self, problems: Sequence[InversionProblem], dummy: Tensor, rng: torch.Generator) -> Tensor:
@@ -357,11 +356,8 @@ class TemporalInversion(Attack):
             raise AttackError(
                 "tv_weight is a prior on images and series, and the inputs are neither; set tv_weight = 0"
             )
-        if self.bn_weight:
-            layers = list_batch_norms(first.model)
-            if not layers or any(not problem.returned_buffers for problem in problems):
-                reason = "the client returned no statistics of theirs" if layers else "the model has none"
-                raise AttackError(f"bn_weight is a prior on BatchNorm layers, and {reason}; set bn_weight = 0")
+        for problem in problems if self.bn_weight else ():
+            check_returned_statistics(problem)
         distance = SquaredL2()
 
         def distance_of(values: Mapping[str, Tensor]) -> Tensor:

@@ -32,6 +32,8 @@ from fedsim.recording.transcript import Transcript
 from fedsim.recording.wire_format import State
 
 log = logging.getLogger(__name__)
+MESSAGES_HASH = "messages"
+"""Key of a finding's metadata: what `FindingCache.hash_messages` gave of its rounds."""
 
 
 class LazyModels(Mapping[int, State]):
@@ -178,11 +180,25 @@ class FindingCache:
         return True
 
     def is_up_to_date(self, job: AttackJob, fingerprint: str) -> bool:
-        """Return whether the finding of `job` is there and follows from the same inputs; log it."""
+        """Return whether the finding of `job` is there and follows from the same inputs; log that, or why not."""
         path = self.finding_path(job)
         if not self.is_intact(path):
             return False
-        return _is_up_to_date(job, load_claim(path)[1], fingerprint, self.model_code)
+        _, about = load_claim(path)
+        name = f"{job.title} on client {job.victim}, {name_rounds(job.round)}"
+        attack_code = hash_plugin_code(type(job.attack))
+        codes = {f"of {job.plugin}": ("code", attack_code), "of the model": ("model_code", self.model_code)}
+        unreadable = [owner for owner, (_, code) in codes.items() if code == UNREADABLE]
+        if unreadable:
+            log.info("%s: attacked anew, because the code %s is in no file", name, unreadable[0])
+            return False
+        if about.get("fingerprint") == fingerprint:
+            log.info("%s: already there", name)
+            return True
+        changed = [owner for owner, (key, code) in codes.items() if about.get(key) != code]
+        if about.get("plugin") == job.plugin and changed:
+            log.info("%s: attacked anew, because the code %s has changed", name, changed[0])
+        return False
 
     def load_models(self, title: str, job: AttackJob) -> tuple[LazyModels, list[str]]:
         """Find the local models that attack `title` claimed in the rounds of `job`.
@@ -227,10 +243,6 @@ class FindingCache:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-MESSAGES_HASH = "messages"
-"""Key of a finding's metadata: what `FindingCache.hash_messages` gave of its rounds."""
-
-
 def _variant_folder(folder: Path, variant_hash: str) -> Path:
     """Return `folder`, or `folder-VARIANT` where it holds the findings of another variant."""
     for path in sorted(folder.glob("*.safetensors")):
@@ -238,24 +250,6 @@ def _variant_folder(folder: Path, variant_hash: str) -> Path:
             if read_facts(path).get("variant") != variant_hash:
                 return folder.with_name(f"{folder.name}-{variant_hash}")
     return folder
-
-
-def _is_up_to_date(job: AttackJob, about: Mapping[str, object], fingerprint: str, model_code: str | None) -> bool:
-    """Return whether a saved finding is that of `job`; log that, or why it is made anew."""
-    name = f"{job.title} on client {job.victim}, {name_rounds(job.round)}"
-    attack_code = hash_plugin_code(type(job.attack))
-    codes = {f"of {job.plugin}": ("code", attack_code), "of the model": ("model_code", model_code)}
-    unreadable = [owner for owner, (_, code) in codes.items() if code == UNREADABLE]
-    if unreadable:
-        log.info("%s: attacked anew, because the code %s is in no file", name, unreadable[0])
-        return False
-    if about.get("fingerprint") == fingerprint:
-        log.info("%s: already there", name)
-        return True
-    changed = [owner for owner, (key, code) in codes.items() if about.get(key) != code]
-    if about.get("plugin") == job.plugin and changed:
-        log.info("%s: attacked anew, because the code %s has changed", name, changed[0])
-    return False
 
 
 @cache

@@ -38,7 +38,7 @@ IMAGE_SCORE_COLUMNS = ("attack", "victim", "round", "repeat", "image", "metric",
 
 def score_findings(
     cache: FindingCache,
-    bench_of: Callable[[Mapping[str, Any]], EvaluationContext],
+    context_of: Callable[[Mapping[str, Any]], EvaluationContext],
     failures: list[str],
     earlier: EarlierScores,
 ) -> list[dict[str, Any]]:
@@ -47,7 +47,7 @@ def score_findings(
     Returns:
         The rows of `scores.csv`.
     """
-    rows, image_rows = judge_findings(cache, bench_of, failures, earlier)
+    rows, image_rows = judge_findings(cache, context_of, failures, earlier)
     folder = cache.folder
     folder.write_table(folder.scores, SCORE_COLUMNS, rows)
     folder.write_table(folder.images, IMAGE_SCORE_COLUMNS, image_rows)
@@ -63,7 +63,7 @@ def read_score_rows(path: Path) -> list[dict[str, str]]:
 
 def judge_findings(
     cache: FindingCache,
-    bench_of: Callable[[Mapping[str, Any]], EvaluationContext],
+    context_of: Callable[[Mapping[str, Any]], EvaluationContext],
     failures: list[str],
     earlier: EarlierScores | None = None,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -75,7 +75,7 @@ def judge_findings(
     code. A finding that cannot be judged does not affect others.
 
     Args:
-        bench_of: gives the evaluation context of a finding, from the finding's metadata.
+        context_of: gives the evaluation context of a finding, from the finding's metadata.
         failures: gets one sentence for each finding that cannot be judged.
         earlier: scores in the folder; by default every finding is judged anew.
 
@@ -108,7 +108,7 @@ def judge_findings(
         finding, about = loaded
         num_failures = len(failures)
         with collect_doubts() as doubts:
-            judgement = _judge(finding, about | {VICTIMS: compared}, bench_of, failures)
+            judgement = _judge(finding, about | {VICTIMS: compared}, context_of, failures)
         finding_columns = {"seed": cache.case.seed, "doubt": one_line("; ".join(doubts))}
         if earlier is not None and judgement.scores and len(failures) == num_failures:
             earlier.note_scores(path, inputs)
@@ -169,7 +169,7 @@ def _victims_by_attack(metadata: Iterable[Mapping[str, Any]]) -> dict[tuple[Any,
 def _judge(
     finding: Finding,
     about: Mapping[str, Any],
-    bench_of: Callable[[Mapping[str, Any]], EvaluationContext],
+    context_of: Callable[[Mapping[str, Any]], EvaluationContext],
     failures: list[str],
 ) -> Judgement:
     """Judge a finding; report an error and return no scores where that fails.
@@ -178,7 +178,7 @@ def _judge(
     message: where it does not, either of the two is read wrongly.
     """
     try:
-        context = bench_of(about)
+        context = context_of(about)
         if complaint := find_complaint(finding, about, context):
             raise DataError(complaint)
         return evaluator_of(finding).judge(finding, about, context)

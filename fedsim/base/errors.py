@@ -21,7 +21,7 @@ Functions inside pass these on, and their docstrings name those alone that a cal
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 MAX_REASON_LENGTH = 300
 """Greatest number of letters that is kept of an error of other people's code."""
@@ -198,6 +198,15 @@ def name_rounds(rounds: str | int) -> str:
     ('round 2', 'rounds 1-5 by 2')
     """
     return f"{'round' if str(rounds).partition(',')[0].isdigit() else 'rounds'} {rounds}"
+
+
+def list_rounds(rounds: Sequence[int | str]) -> str:
+    """Name rounds one by one in a sentence.
+
+    >>> list_rounds([3]), list_rounds([1, 3, 4])
+    ('round 3', 'rounds 1, 3, 4')
+    """
+    return f"{'rounds' if len(rounds) > 1 else 'round'} {', '.join(map(str, rounds))}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from fedsim.base.errors import ConfigError, number_of
-from fedsim.cli.options import DataDir, Key, RunPath, Trust, console, format_rounds, new_table
+from fedsim.base.errors import ConfigError, list_rounds, number_of
+from fedsim.cli.options import DataDir, Key, RunPath, Trust, console, new_table
 
 
 def geometry(
@@ -39,7 +39,8 @@ def geometry(
         rows = [{"round": number, "client": client, **item.summary} for number, client, item in geometries]
         folder.write_table(folder.geometry, list(rows[0]), rows)
         # Print the statistics over all updates, and draw them.
-        title = f"{number_of(len(rows), 'update')}, {format_rounds(number for number, _, _ in geometries)} of {run}"
+        named_rounds = list_rounds(sorted({number for number, _, _ in geometries}))
+        title = f"{number_of(len(rows), 'update')}, {named_rounds} of {run}"
         table = new_table("", "mean", "deviation", "lowest", "highest", title=escape(title))
         for name in geometries[0][2].summary:
             values = [float(row[name]) for row in rows]

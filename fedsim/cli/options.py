@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -142,9 +142,3 @@ def new_table(*columns: str | Column, **settings: Any) -> Table:
     for column in table.columns:
         column.overflow = column.overflow if column.no_wrap else "fold"
     return table
-
-
-def format_rounds(numbers: Iterable[int]) -> str:
-    """Return `round 3`, or `rounds 1, 3`."""
-    distinct = sorted(set(numbers))
-    return f"{'rounds' if len(distinct) > 1 else 'round'} {', '.join(map(str, distinct))}"

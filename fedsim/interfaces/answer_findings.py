@@ -51,6 +51,12 @@ class AnsweredValues(Finding):
                 raise AttackError(f"the attack claims answers to '{name}' in other rounds than it says")
             if not ((standings >= 0) & (standings <= 2)).all() or not (spreads >= 0).all():
                 raise AttackError(f"the attack claims a standing of '{name}' beside 0, 1 and 2, or a negative spread")
+        for key in self.people:
+            number, _, name = key.partition("/")
+            if name not in names or number not in map(str, self.rounds[name].tolist()[1:]):
+                raise AttackError(
+                    f"the attack claims a person of '{key}', expected a round after the first answer and its question"
+                )
         super().__post_init__()
 
     @property

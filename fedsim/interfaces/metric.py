@@ -333,8 +333,7 @@ def _make_metric(point: EntryPoint) -> Metric:
     try:
         cls = point.load()
     except (Exception, SystemExit) as error:
-        reason = str(error) if isinstance(error, FedsimError) else error_reason(error)
-        raise PluginError(f"{where} does not load: {one_line(reason)}") from error
+        raise PluginError(f"{where} does not load: {one_line(error_reason(error))}") from error
     if not (isinstance(cls, type) and issubclass(cls, Metric)):
         raise PluginError(f"{where} is not a class that derives from fedsim.Metric; correct its entry point")
     try:

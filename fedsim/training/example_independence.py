@@ -41,9 +41,8 @@ def check_example_independence(
     """Check that examples stay independent, where a defense sees the gradient of each.
 
     No example may change what is computed from another. A layer that stores something of its inputs
-    in a buffer is refused as well: the buffer is sent
-    with the weights, whatever that defense does to the gradients. Two batches that share only their
-    last example are compared.
+    in a buffer is refused as well: the buffer is sent with the weights, whatever that defense does to
+    the gradients. Two batches that share only their last example are compared.
 
     Args:
         model: it is used up: its buffers may change.

@@ -458,7 +458,7 @@ def test_a_column_that_cannot_be_inferred(tables: dict[str, Any], column: str, s
 def test_attacks_on_several_rounds_wait_for_the_end_of_the_run(run: Callable[..., OpenRun]) -> None:
     """In the round loop they would be made on one round alone, and be scored beside those on all."""
     folder = run(DECODER)
-    attack_round(folder.path, 3, trust=True)
+    attack_round(folder.path, 3)
     assert not folder.findings.exists()
     assert open_audit(folder.path, None, trust=True).run() == []
     assert {path.stem[:9] for path in (folder.findings / "decoder").iterdir()} == {"round-1-5"}

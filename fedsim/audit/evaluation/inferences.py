@@ -139,8 +139,7 @@ def score_inference(
     the floor is one of the candidates drawn at random, or of those that sent something where not
     all did, and the ceiling is lower than 1 where no candidate holds some record.
 
-    For an attribute, `attribute_accuracy` is the share of records whose category is right. Its
-    floor
+    For an attribute, `attribute_accuracy` is the share of records whose category is right. Its floor
     is the better of two guesses: the most frequent category among the victim's own records, which
     takes its data to know, and the categories that public records of the same kind impute, see
     `fedsim.audit.evaluation.imputation`. `attribute_balanced_accuracy` is the mean of that share over the

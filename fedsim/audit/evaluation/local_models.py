@@ -197,8 +197,7 @@ def score_local_model(
     The optimum is trained from w_0, as some attacks train what they claim, so a small distance may
     only mean that both began at the same weights. `zest_other_start` therefore compares with a
     second optimum, of the same data from other random weights, and `zest_of_optima` is how alike
-    the
-    two optima answer: where that is low, the data do not determine what is measured.
+    the two optima answer: where that is low, the data do not determine what is measured.
 
     The floor is the best, by each metric and for each client, of the proxies and of points between
     each two of them: the models at a quarter, the middle and three quarters of the segment and, for

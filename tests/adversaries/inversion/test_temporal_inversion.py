@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -490,6 +491,14 @@ def test_counting_labels_by_a_bias_that_is_not_there_is_refused(record: Record) 
 def test_a_prior_on_batch_norm_wants_statistics(record: Record) -> None:
     with pytest.raises(AttackError, match="bn_weight is a prior on BatchNorm layers, and the model has none; set"):
         run(record(make_updates(2)), bn_weight=0.1)
+
+
+def test_other_buffers_that_came_back_are_no_statistics() -> None:
+    problem: Any = SimpleNamespace(
+        model=nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2)), returned_buffers={"table": torch.ones(1)}, where="c"
+    )
+    with pytest.raises(AttackError, match=r"c: bn_weight is .*, and the client returned no statistics of theirs"):
+        TemporalInversion(bn_weight=0.1)._check_priors([problem], torch.zeros(1))
 
 
 @pytest.mark.parametrize(
