@@ -223,7 +223,7 @@ def objective_key(
     """
     return (
         (recipe.update_model, recipe.distance, tuple(recipe.priors), recipe.parametrisation),
-        (recipe.label_step_size is None, recipe.smoothing, recipe.smoothing_radius),
+        (recipe.label_step_size is None, recipe.smoothing, recipe.smoothing_radius, recipe.relu_width),
         (repr(problem.model), problem.loss, type(problem.scaling), problem_facts(problem)),
         problem.auxiliary and hash_records(problem.auxiliary),  # to which priors are fitted
         tree_shapes((problem_tensors(problem), list(target), dict(values))),

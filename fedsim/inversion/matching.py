@@ -40,6 +40,7 @@ from fedsim.inversion.recipe import (
     match_private_parts,
     optimise_vector_targets,
 )
+from fedsim.inversion.relu_jumps import has_relus
 from fedsim.inversion.restart import Restart
 from fedsim.inversion.round_robin import run_round_robin
 from fedsim.inversion.shared_setup import ModelCopies, share_model
@@ -79,6 +80,8 @@ class GradientInversion(Attack):
             patches of images, `denoiser` looks for noisy images of which a trained denoiser makes the claimed ones.
         prior_weight: factor of the prior's negative logarithm, beside a distance of the size that the recipe's has.
         components: principal components, or Gaussians of the mixture.
+        relu_width: above 0, the descent sees that ReLUs switch: a Gaussian density of this width, as a share of the
+            root mean square of what enters a ReLU, stands for the derivative of its step (`SmoothReluJumps`).
     """
 
     iterations: PositiveInt = 1000
@@ -89,6 +92,7 @@ class GradientInversion(Attack):
     prior: PriorName = "none"
     prior_weight: NonNegativeFloat = 1e-4
     components: PositiveInt = 60
+    relu_width: NonNegativeFloat = 0.0
 
     simulates_training: ClassVar[bool] = False
     """Whether it always simulates local training, and so needs clients that train by SGD."""
@@ -246,7 +250,7 @@ class GradientInversion(Attack):
     ) -> InversionTask:
         """Do all that comes before the first iteration, but for the check that the distance has a gradient."""
         problem = self._problem(update, knowledge)
-        recipe = self._recipe(problem)
+        recipe = replace(self._recipe(problem), relu_width=self.relu_width)
         if problem.unknown_names or knowledge.private_parts:
             recipe = match_private_parts(recipe, problem, update, knowledge)
         recipe = optimise_vector_targets(recipe, problem, update, knowledge)
@@ -258,6 +262,8 @@ class GradientInversion(Attack):
         shape = (update.num_examples * recipe.epochs, *(knowledge.input_shape or ()))
         recipe = add_public_prior(recipe, problem, self.prior, self.prior_weight, self.components, shape[1:])
         output_shape = find_output_shape(problem, knowledge, shape)
+        if recipe.relu_width and not has_relus(problem, shape):
+            warn(f"{problem.where}: relu_width does nothing, because the model has no ReLU; leave it out")
         # Prepare the labels.
         if any(defense.mixes for defense in problem.defenses):
             recipe, problem = match_mixtures(recipe, problem, output_shape)

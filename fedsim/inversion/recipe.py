@@ -96,6 +96,7 @@ class Recipe:
             gradient, (1 - w) g(x) + w g(x + r g(x) / rms g(x)). To first order that adds w r times the norm of the
             gradient (root mean square) to the objective, without a third derivative; it costs a second evaluation.
         smoothing_radius: r, in standard deviations of the inputs.
+        relu_width: lets the gradient see that ReLUs switch, see `SmoothReluJumps`; 0 does not.
     """
 
     update_model: UpdateModel = field(default_factory=GradientAtBroadcast)
@@ -117,6 +118,7 @@ class Recipe:
     discrete_step: DiscreteStep | None = None
     smoothing: float = 0.0
     smoothing_radius: float = 0.0
+    relu_width: float = 0.0
 
 
 def match_private_parts(recipe: Recipe, problem: InversionProblem, update: Update, knowledge: Knowledge) -> Recipe:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
@@ -14,6 +15,7 @@ from fedsim.inversion.descent import Curves, Step, Trial, make_optimizer_step
 from fedsim.inversion.distances import Cosine, global_norm
 from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.recipe import Recipe
+from fedsim.inversion.relu_jumps import SmoothReluJumps
 from fedsim.inversion.update_models import OptimisedVariable
 from fedsim.training.optimizers import LBFGS, SGD, Adam, Optimizer
 
@@ -80,7 +82,8 @@ def objective_terms(
     distance_factor, consensus = iteration_inputs
     problem = guess_unknown_parts(problem, values)
     dummy, labels = dummy_data(recipe, problem, values["dummy"]), dummy_labels(recipe, problem, values)
-    gradient = problem.apply_defenses(recipe.update_model.gradient(problem, values, dummy, labels))
+    with SmoothReluJumps(recipe.relu_width) if recipe.relu_width else nullcontext():
+        gradient = problem.apply_defenses(recipe.update_model.gradient(problem, values, dummy, labels))
     distance = recipe.distance(gradient, target)
     objective = distance_factor * distance
     for weight, prior in recipe.priors:

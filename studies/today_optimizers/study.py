@@ -9,9 +9,7 @@ line search and no chains.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -20,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 from fedsim.audit.evaluation.score import Score
 from fedsim.audit.evaluation.statistics import confidence_interval
@@ -124,7 +121,7 @@ class Stage:
         distance: `all`, `early` or `late` layers in one cosine, or a cosine `by tensor`.
         bn_weight: of the statistics that the client sent.
         tv_weight: of the total variation.
-        step_width: of the step that a ReLU's derivative is, where it is differentiated, see `SmoothSteps`; 0 leaves it.
+        relu_width: see `Recipe`.
         squared: compare the statistics by squared errors, see `SquaredStatistics`.
     """
 
@@ -135,7 +132,7 @@ class Stage:
     distance: str = "all"
     bn_weight: float = BN_WEIGHT
     tv_weight: float = 0.0
-    step_width: float = 0.0
+    relu_width: float = 0.0
     squared: bool = False
 
     def recipe(self, problem: InversionProblem, statistics: SharedStatistics) -> Recipe:
@@ -146,6 +143,7 @@ class Stage:
             priors=[(self.tv_weight, TotalVariation()), (self.bn_weight, statistics)],
             parametrisation=self.parametrisation,
             normalised_by_batch=True,
+            relu_width=self.relu_width,
         )
 
 
@@ -200,59 +198,6 @@ class SquaredStatistics(SharedStatistics):
         return torch.stack(terms).sum()
 
 
-class _SmoothStep(torch.autograd.Function):
-    """The step that is a ReLU's derivative; its own derivative is a Gaussian density, not 0."""
-
-    @staticmethod
-    def forward(ctx: Any, inputs: Tensor, width: float) -> Tensor:
-        ctx.save_for_backward(inputs)
-        ctx.width = width
-        return (inputs > 0).to(inputs.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        (inputs,) = ctx.saved_tensors
-        density = torch.exp(-(inputs / ctx.width).square() / 2) / (ctx.width * math.sqrt(2 * math.pi))
-        return grads[0] * density, None
-
-
-class _SmoothReLU(torch.autograd.Function):
-    """A ReLU, exact forward and backward, whose second derivative is that of `_SmoothStep`."""
-
-    @staticmethod
-    def forward(ctx: Any, inputs: Tensor, width: float) -> Tensor:
-        ctx.save_for_backward(inputs)
-        ctx.width = width
-        return inputs.clamp_min(0)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        (inputs,) = ctx.saved_tensors
-        return grads[0] * _SmoothStep.apply(inputs, ctx.width), None
-
-
-class SmoothSteps(TorchFunctionMode):
-    """Lets the slope of a gradient's distance see that units switch on and off.
-
-    The gradient of a network with ReLUs jumps where a unit switches, and its derivative by the data, which is what
-    matching descends along, is without these jumps. Here the derivative of each step is a Gaussian density of this
-    width, in units of what enters the ReLU: what jumps there on average over nearby inputs. Values and gradients are
-    exact.
-    """
-
-    def __init__(self, width: float) -> None:
-        super().__init__()
-        self.width = width
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
-        """Replace ReLUs."""
-        if func in (functional.relu, torch.relu):
-            return _SmoothReLU.apply(args[0], self.width)
-        return func(*args, **(kwargs or {}))
-
-
 def distance_of(name: str, problem: InversionProblem) -> Distance:
     """Return the distance that a stage names."""
     if name == "by tensor":
@@ -276,7 +221,7 @@ _DENOISER: dict[str, Any] = {
     "parametrisation": DenoisedImages(weight=1e-5, spread=0.3), "step_size": 1.0, "share": 4.0,
 }  # fmt: skip
 """As in `today_priors`, for 400 iterations."""
-_SMOOTH: dict[str, Any] = _DENOISER | {"step_width": 0.1}
+_SMOOTH: dict[str, Any] = _DENOISER | {"relu_width": 0.1}
 _THIRDS = ((8, 15), (16, 30), (32, COMPONENTS))
 """Sides of images, and numbers of components, in three stages."""
 METHODS: dict[str, tuple[str, tuple[Stage, ...]]] = {
@@ -350,8 +295,7 @@ def run_stages(
         if stage is not before:
             point = carry_over(problem, before.parametrisation, stage.parametrisation, point)
         evaluate = make_evaluation(problem, stage.recipe(problem, statistics))
-        with SmoothSteps(stage.step_width) if stage.step_width else nullcontext():
-            point = descend(problem, stage, evaluate, point)
+        point = descend(problem, stage, evaluate, point)
         before = stage
     return evaluate(point)[0], before.parametrisation.dummy_data(problem, point).detach()
 

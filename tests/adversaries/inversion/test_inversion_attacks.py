@@ -852,6 +852,17 @@ def test_compiled_is_as_eager_and_serves_the_next_victim(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
+def test_compiled_sees_the_jumps_of_relus(run: Run, compilations: list[object]) -> None:
+    of = victim(cnn)
+    attacks = [InvertingGradients(iterations=3, compile=c, relu_width=0.5) for c in (False, True)]
+    eager, fast = (run(attack, of) for attack in attacks)
+    torch.testing.assert_close(fast.data, eager.data, atol=1e-2, rtol=0)
+    assert not torch.allclose(run(InvertingGradients(iterations=3), of).data, eager.data, atol=1e-2)
+    assert len(compilations) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
 def test_what_is_compiled_for_one_learning_rate_or_loss_does_not_serve_another(
     run: Run, compilations: list[object]
 ) -> None:

@@ -115,6 +115,20 @@ def test_restarts_at_once_find_what_they_find_one_after_the_other(
     assert "one after the other" not in caplog.text
 
 
+def test_restarts_at_once_see_the_jumps_of_relus(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def relus() -> nn.Module:
+        with seed_globals("relus"):
+            return nn.Sequential(nn.Flatten(), nn.Linear(36, 12), nn.ReLU(), nn.Linear(12, 5))
+
+    apart, _ = invert_update(attack(relu_width=0.5), relus)
+    assert not torch.allclose(apart.data, invert_update(attack(), relus)[0].data, atol=1e-2)
+    monkeypatch.setattr(matching, "batching_is_faster", lambda device: True)
+    check_same(apart, invert_update(attack(relu_width=0.5), relus)[0])
+    assert "one after the other" not in caplog.text
+
+
 @pytest.mark.thorough
 @pytest.mark.usefixtures("at_once")
 def test_as_many_are_computed_at_once_as_the_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:

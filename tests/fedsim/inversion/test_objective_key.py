@@ -72,6 +72,7 @@ def key(recipe: Recipe, of: InversionProblem, **values: torch.Tensor) -> Any:
         {"label_step_size": 0.1},
         {"smoothing": 0.5},
         {"smoothing_radius": 0.1},
+        {"relu_width": 0.3},
         {"distance": PartialCosine(0.5)},
     ],
     ids=lambda other: "-".join(f"{name} {value!r}"[:40] for name, value in other.items()),
