@@ -485,12 +485,13 @@ def _model_state(arrays: ArrayRecord) -> State:
 
 
 def _check_aggregate(experiment: Experiment, number: int, returned: object, before: ArrayRecord) -> ArrayRecord | None:
-    """Return the aggregate of what `aggregate_train` returned: None, or the parameters that it was given.
+    """Return the aggregate of what `aggregate_train` returned: None, or the tensors that it was given.
 
-    A parameter that is left out would be that of a fresh model when the next one is loaded.
+    A tensor that is left out would be that of a fresh model when the next one is loaded, and integers are what is left
+    of weights that a strategy cut off at the point.
 
     Raises:
-        RunError: it is something else, or parameters are missing or have another shape.
+        RunError: it is something else, or tensors are missing, of another shape or no real numbers.
     """
     returns = f"round {number}: aggregate_train of strategy '{experiment.config.strategy.name}' returns"
     if not isinstance(returned, tuple | list) or len(returned) != 2:
@@ -500,12 +501,15 @@ def _check_aggregate(experiment: Experiment, number: int, returned: object, befo
         return None
     if not isinstance(aggregate, ArrayRecord):
         raise RunError(f"{returns} a {type(aggregate).__name__} in its pair, expected an ArrayRecord or None")
-    parameters = [name for name, _ in experiment.model.named_parameters() if name in before]
-    if missing := [name for name in parameters if name not in aggregate]:
-        raise RunError(f"{returns} no {join_first(missing, 3)}; return all parameters that clients are sent")
-    for name in parameters:
-        if (shape := tuple(aggregate[name].shape)) != (expected := tuple(before[name].shape)):
+    if missing := [name for name in before if name not in aggregate]:
+        raise RunError(f"{returns} no {join_first(missing, 3)}; return all tensors that clients are sent")
+    for name, sent in before.items():
+        if (shape := tuple(aggregate[name].shape)) != (expected := tuple(sent.shape)):
             raise RunError(f"{returns} {name} of shape {shape}, and the model has {expected}; return it in its shape")
+        if not aggregate[name].dtype.startswith("float"):
+            raise RunError(
+                f"{returns} {name} as {aggregate[name].dtype}, and the model has real numbers; return floats"
+            )
     return aggregate
 
 

@@ -551,8 +551,16 @@ def test_a_strategy_that_asks_for_something_else_than_its_class_declares_is_stop
             "returns no 1.weight; return all",
         ),
         (
+            lambda arrays: make_record({k: t for k, t in arrays.to_torch_state_dict().items() if "running" not in k}),
+            "returns no 2.running_mean, 2.running_var; return all tensors",
+        ),
+        (
             lambda arrays: make_record({name: t[None] for name, t in arrays.to_torch_state_dict().items()}),
             r"1.weight of shape \(1, ",
+        ),
+        (
+            lambda arrays: make_record({name: t.int() for name, t in arrays.to_torch_state_dict().items()}),
+            "1.weight as int32, and the model has real numbers; return floats",
         ),
         (None, "returns a NoneType, expected a pair of an ArrayRecord or None, and metrics"),
         (dict, "returns a dict in its pair, expected an ArrayRecord or None"),
@@ -569,6 +577,7 @@ def test_a_strategy_that_returns_another_model_is_stopped(
         return None if change is None else (change(arrays), metrics)
 
     monkeypatch.setattr(FedAvg, "aggregate_train", aggregate)
+    config = make_tiny_config(federation={"rounds": 1}, model={"name": "mlp", "hidden": [16], "batch_norm": True})
     with pytest.raises(RunError, match=words) as caught:
-        run_serial(make_tiny_config(federation={"rounds": 1}), tmp_path / "run")
+        run_serial(config, tmp_path / "run")
     assert_one_sentence(caught.value)
