@@ -65,15 +65,29 @@ def replace_marked(text: str, name: str, table: str) -> str:
 
 
 def markdown_table(head: Sequence[str], lines: Iterable[Sequence[str]], align: str = "---") -> str:
-    """Format a table in Markdown.
+    """Format a table in Markdown; signs of zeros go, see `drop_signs_of_zero`.
 
-    >>> print(markdown_table(["a", "b"], [["1", "2"]]))
+    >>> print(markdown_table(["a", "b"], [["1", "-0.0"]]))
     | a | b |
     |---|---|
-    | 1 | 2 |
+    | 1 | 0.0 |
     """
-    first, *body = (re.sub(r"\|  (?=\|)", "| ", f"| {' | '.join(line)} |") for line in (head, *lines))
+    cells = [head, *([drop_signs_of_zero(text) for text in line] for line in lines)]
+    first, *body = (re.sub(r"\|  (?=\|)", "| ", f"| {' | '.join(line)} |") for line in cells)
     return "\n".join([first, f"|{f'{align}|' * len(head)}", *body])
+
+
+def drop_signs_of_zero(text: str) -> str:
+    """Take the signs from figures that are rounded to zero, except in an interval that leaves out zero.
+
+    >>> drop_signs_of_zero("-0.00 (-0.03, +0.00), +0.0 ± 0.2, 1e-05")
+    '0.00 (-0.03, 0.00), 0.0 ± 0.2, 1e-05'
+    >>> drop_signs_of_zero("-0.03 (-0.06, -0.00)")
+    '-0.03 (-0.06, -0.00)'
+    """
+    same_signs = r"[(\[](?:\+[\d.]+(?:, | to )\+|-[\d.]+(?:, | to )-)[\d.]+[)\]]"
+    sign_of_zero = r"(?<![\w.])[+-](?=0(?:\.0+)?(?!\d|\.\d))"
+    return re.sub(f"({same_signs})|{sign_of_zero}", r"\1", text)
 
 
 def pivot(table: PivotTable, titles: Mapping[str, str], rows: Iterable[Mapping[str, str]]) -> str:
@@ -188,13 +202,12 @@ def draw_places(count: int, times: int, seed: int = 0) -> NDArray[np.int64]:
 def format_drawn(values: NDArray[np.float64], form: str = "{:+.2f} ({:+.2f} to {:+.2f})") -> str:
     """Format the value of all, and where 95 % of those drawn anew are; a draw may have no value.
 
-    A figure that is rounded to zero has no sign.
-
     >>> format_drawn(np.array([-0.001, -0.2, -0.2]))
     '0.00 (-0.20 to -0.20)'
     """
-    text = form.format(values[0], *np.nanquantile(values[1:], (0.025, 0.975)))
-    return re.sub(r"[+-](0\.0+)(?!\d)", r"\1", text)
+    low, high = np.nanquantile(values[1:], (0.025, 0.975))
+    # A lower end that is 0 to the last digit is written as -0, for such an interval does not leave out zero.
+    return drop_signs_of_zero(form.format(values[0], low or -0.0, high))
 
 
 def spearman_of_rows(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -131,15 +131,15 @@ def _compare_signs(differences: Mapping[Unit, float], chance: float) -> tuple[bo
 def signed_text(mean: float, low: float, high: float, unit: str = "") -> str:
     """Format a difference with its sign, its unit and its 95 % interval, for a table that says so.
 
-    >>> signed_text(-4.123, -5.123, -3.123, "dB"), signed_text(0.25, 0.1, 0.8)
-    ('-4.1 ± 1.0 dB', '+0.25 (0.1 to 0.8)')
+    >>> signed_text(-4.123, -5.123, -3.123, "dB"), signed_text(0.25, 0.1, 0.8), signed_text(-0.01, -1.01, 0.99)
+    ('-4.1 ± 1.0 dB', '+0.25 (0.1 to 0.8)', '+0.0 ± 1.0')
     """
     margin = high - mean
     if not math.isfinite(margin) or not margin:
         text = f"{mean:+.3g}"
     elif math.isclose(mean - low, margin, rel_tol=1e-6):
         decimals = max(0, 1 - math.floor(math.log10(margin)))
-        text = f"{mean:+.{decimals}f} ± {margin:.{decimals}f}"
+        text = f"{mean:+z.{decimals}f} ± {margin:.{decimals}f}"
     else:
         ends = f"({low:.2g} to {high:.2g})"
         return f"{mean:+.3g} {unit} {ends}" if unit else f"{mean:+.3g} {ends}"

@@ -56,6 +56,6 @@ def _points_text(own: Mapping[Unit, str], without: Mapping[Unit, str]) -> str:
     changes = {unit: 100 * (float(own[unit]) - float(without[unit])) for unit in own if unit in without}
     mean, margin = statistics.mean_and_margin(changes)
     if len(changes) < MIN_SEEDS and margin > _ROUNDING:
-        return f"{mean:+.1f} points: {enumerate_words([f'{change:+.1f}' for change in changes.values()])}"
-    text = f"{mean:+.1f} ± {margin:.1f}" if margin > _ROUNDING else f"{mean:+.1f}"
+        return f"{mean:+z.1f} points: {enumerate_words([f'{change:+z.1f}' for change in changes.values()])}"
+    text = f"{mean:+z.1f} ± {margin:.1f}" if margin > _ROUNDING else f"{mean:+z.1f}"
     return f"{text} points"

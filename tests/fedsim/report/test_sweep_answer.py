@@ -221,6 +221,8 @@ def test_accuracy_is_paired_by_seed_and_by_client() -> None:
         "35.5 % (20.0 and 51.0, 2 seeds)", "-9.5 points: -10.0 and -9.0"
     )  # fmt: skip
     assert answer_for(1).accuracy == "20.0 % (1 seed)"
+    nearly_equal = answer(make_rows(LEAKING, accuracy=0.5), make_rows(LEAKING, "noise", accuracy=0.4999))
+    assert row_of(nearly_equal, "noise").accuracy_change == "+0.0 points"
     clients = [0.2, 0.9, 0.5, 0.4, 0.7, 0.6]
     held_out = with_accuracies(make_rows(LEAKING), clients)
     defended = with_accuracies(make_rows(LEAKING, "noise", accuracy=0.8), [value - 0.1 * value for value in clients])
