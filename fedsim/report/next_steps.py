@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedsim.base.errors import FedsimError
@@ -13,6 +14,7 @@ from fedsim.federation.config import Config
 from fedsim.federation.federation_tables import TrainingTable
 from fedsim.interfaces.metric import describe_metric, find_metric
 from fedsim.plugins import registry
+from fedsim.plugins.allowed_code import find_references
 from fedsim.report.adaptive import HOLDS, NOT_CONCLUDED
 from fedsim.report.headline import largest_victim_count, reported_readings
 from fedsim.report.learning import NoLearning
@@ -155,7 +157,19 @@ def _change_training(config: Config, no_learning: NoLearning) -> str:
 
 
 def suggest_after_audit(run: AuditedRun) -> list[NextStep]:
-    """Return what to do after attacks: a defense where something leaks, more where nothing is concluded."""
+    """Return what to do after attacks: a defense where something leaks, more where nothing is concluded.
+
+    A run whose experiment names code, which its folder alone may not have run, is named with `--trust`.
+    """
+    steps = _choose_steps(run)
+    if run.config is None or not any(find_references(run.config.model_dump(exclude={"federation": {"address"}}))):
+        return steps
+    to_trust = re.compile("fedsim (run|attack|tune|dossier) ")
+    return [replace(step, command=to_trust.sub(r"fedsim \1 --trust ", step.command)) for step in steps]
+
+
+def _choose_steps(run: AuditedRun) -> list[NextStep]:
+    """Return the steps by the verdicts."""
     verdicts = set[str]()
     for readings in reported_readings(run.readings).values():
         verdicts |= {reading.verdict for reading in readings if not reading.baseline}

@@ -95,6 +95,15 @@ def test_where_all_scores_are_in_doubt_no_further_victims_are_advised() -> None:
     assert (step.aim, step.command) == ("Do what the doubts in scores.csv ask for, then", "fedsim attack runs/a")
 
 
+def test_commands_on_a_run_that_names_code_trust_it() -> None:
+    own = {"attack": [{"name": "my_attack:MyAttack"}]}
+    defended, compared = list_commands(LEAKING, own, command="fedsim attack RUN attack.toml")
+    made, attacked = defended.split(" && ")
+    assert made.startswith("fedsim run --trust runs/a/experiment.toml --set 'defense=")
+    assert attacked.startswith("fedsim attack --trust runs/a-defended attack.toml --set ")
+    assert compared == "fedsim compare runs/a runs/a-defended"  # which runs no code
+
+
 @pytest.mark.parametrize(("num_in_doubt", "is_tuned"), [(1, True), (6, False)])
 def test_one_victim_in_doubt_among_others_stops_no_advice(num_in_doubt: int, is_tuned: bool) -> None:
     rows = []
@@ -122,7 +131,8 @@ def test_a_defense_that_seems_to_hold_meets_an_adversary_who_knows_it() -> None:
 
 @pytest.mark.parametrize("attack", ["spear-ica", "joint-inversion", "stranger:Attack", "not-installed"])
 def test_only_attacks_of_one_round_with_a_step_size_are_tuned(attack: str) -> None:
-    assert list_commands(BELOW, {"attack": [{"name": attack}]}) == ["fedsim dossier runs/a"]
+    trust = "--trust " if ":" in attack else ""
+    assert list_commands(BELOW, {"attack": [{"name": attack}]}) == [f"fedsim dossier {trust}runs/a"]
 
 
 @pytest.mark.parametrize(
