@@ -232,10 +232,17 @@ def test_names_of_modules_and_files_on_a_page_exist(page: Path) -> None:
         assert (ROOT / path).exists(), path
 
 
-def test_the_page_of_architecture_names_every_package() -> None:
+def test_the_page_of_architecture_names_every_package_and_what_is_in_it() -> None:
     page = (ROOT / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
     for package in [path.parent for path in ROOT.glob("fedsim/*/__init__.py")]:
         assert re.search(rf"^\|.*`(fedsim)?\.{package.name}`", page, re.MULTILINE), package.name
+    for package_name, contents in re.findall(r"^\| `([a-z.]+)` \| (.*) \|$", page, re.MULTILINE):
+        folder = ROOT / package_name.replace(".", "/")
+        for name in re.findall(r"`([a-z_]+)`", contents):
+            is_file = any(folder.rglob(f"{name}.py")) or (folder / name).is_dir()
+            assert is_file or any(hasattr(module, name) for module in (import_module(package_name), fedsim)), name
+    for group in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]:
+        assert f"`{group}`" in page, group
 
 
 @pytest.mark.thorough
@@ -271,12 +278,16 @@ def test_the_functions_that_a_page_declares_serve_as_data_and_model(
     page = ROOT / "docs" / "how-to" / "your-own-data-and-models.md"
     [code] = _blocks(page, "python")
     [text] = [block for block in _blocks(page, "toml") if "mine:net" in block]
-    imports = "from pathlib import Path\nfrom torch import nn\nfrom fedsim import Dataset, Task\n"
-    (tmp_path / "mine_of_the_page.py").write_text(imports + code, encoding="utf-8")
+    (tmp_path / "mine_of_the_page.py").write_text(code, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     tables = tomllib.loads(text.replace("mine:", "mine_of_the_page:"))
+    built: list[Any] = []
     for group, table in (("datasets", tables["data"]), ("models", tables["model"])):
-        registry.build(group, table.pop("name"), table, group)
+        built.append(registry.build(group, table.pop("name"), table, group))
         with pytest.raises(ConfigError, match="colour"):
             registry.build(group, f"mine_of_the_page:{'data' if group == 'datasets' else 'net'}", {"colour": 1}, group)
+    data, model = built
+    own = data.load(None)
+    assert len(own.train) == 500
+    assert model.build(own.task)(own.train.inputs(slice(3))).shape == (3, 2)
