@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -97,16 +98,11 @@ def _last_convolution(model: nn.Module, inputs: Tensor) -> str:
         del layer, inputs
         calls.append((name, output))
 
-    hooks = [
-        layer.register_forward_hook(partial(record, name))
-        for name, layer in model.named_modules()
-        if isinstance(layer, nn.Conv2d) and layer.bias is not None
-    ]
-    try:
+    with ExitStack() as hooks:
+        for name, layer in model.named_modules():
+            if isinstance(layer, nn.Conv2d) and layer.bias is not None:
+                hooks.enter_context(layer.register_forward_hook(partial(record, name)))
         outputs = model(inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
     for name, output in reversed(calls):
         if torch.equal(output, outputs):
             return name

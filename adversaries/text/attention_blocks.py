@@ -257,9 +257,8 @@ class AttentionBlocks:
         are solved for by least squares, which is exact after one step if all texts are found.
         """
         features: list[Tensor] = []
-        hook = hook_inputs(self.model.linear, lambda _, inputs: features.append(inputs[0]))
-        self.model(tokens)
-        hook.remove()
+        with hook_inputs(self.model.linear, lambda _, inputs: features.append(inputs[0])):
+            self.model(tokens)
         weight = self.states.direction("linear.weight", torch.float64)
         bias = self.states.direction("linear.bias", torch.float64)
         layer_gradient = torch.cat([weight, bias[:, None]], 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -112,17 +113,16 @@ def _find_token_layers(model: nn.Module, layers: dict[str, nn.Embedding], length
         if torch.equal(inputs[0], tokens):
             token_layers.append(name)
 
-    hooks = [hook_inputs(layer, partial(record_token_layer, name)) for name, layer in layers.items()]
-    try:
-        model(tokens)
-    except (RuntimeError, ValueError, IndexError) as error:
-        raise AttackError(
-            f"the model does not take texts of {length} tokens ({first_line(error)}); check input_shape, and that the "
-            "model is that of the federation"
-        ) from error
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as hooks:
+        for name, layer in layers.items():
+            hooks.enter_context(hook_inputs(layer, partial(record_token_layer, name)))
+        try:
+            model(tokens)
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise AttackError(
+                f"the model does not take texts of {length} tokens ({first_line(error)}); check input_shape, and that "
+                "the model is that of the federation"
+            ) from error
     return token_layers
 
 

@@ -16,7 +16,7 @@ from fedsim.base.randomness import generator
 from fedsim.interfaces.knowledge import Knowledge
 from fedsim.inversion.named_states import named_states, running_statistic_names
 from fedsim.recording.transcript import Transcript
-from fedsim.recording.wire_format import State, Update, float_norm, match_any_names
+from fedsim.recording.wire_format import State, Update, compare_states, float_norm, match_any_names
 from fedsim.training.first_layer import find_first_layer, measure_rank
 from fedsim.training.model_state import sendable_shapes
 
@@ -121,11 +121,9 @@ def _warn_of_other_models(updates: Sequence[Update]) -> None:
     for update in updates:
         if update.payload.kind != "weights" or not _has_equal_shapes(update):
             continue
-        names = [name for name, tensor in update.before.items() if tensor.ndim > 1]
-        sent = {name: update.before[name].double() for name in names}
-        returned = {name: update.after[name].double() for name in names}
-        product = sum(float((sent[name] * returned[name]).sum()) for name in names)
-        norms = float_norm(sent) * float_norm(returned)
+        sent = {name: tensor for name, tensor in update.before.items() if tensor.ndim > 1}
+        product, square, returned_square = compare_states(sent, update.after)
+        norms = math.sqrt(square) * math.sqrt(returned_square)
         if norms > 0 and product < _LEAST_RESEMBLANCE * norms:
             strangers.append((update, product / norms))
     if not strangers:
@@ -225,13 +223,7 @@ def _are_states_equal(first: State, second: State) -> bool:
 def _looks_like_weights(update: Update) -> bool:
     """Return whether what is read as a delta or a gradient is nearly w_t, which no move is."""
     moves = update.payload.values(update.payload.kind, update.before)
-    product, square, broadcast_square = 0.0, 0.0, 0.0
-    for name, tensor in moves.items():
-        if name in update.before and update.before[name].shape == tensor.shape and tensor.is_floating_point():
-            move, sent = tensor.double(), update.before[name].double()
-            product += float((move * sent).sum())
-            square += float(move.square().sum())
-            broadcast_square += float(sent.square().sum())
+    product, square, broadcast_square = compare_states(moves, update.before)
     if not square or not broadcast_square:
         return False
     return product > 0.9 * math.sqrt(square * broadcast_square) and 0.25 < square / broadcast_square < 4

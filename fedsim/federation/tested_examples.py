@@ -46,19 +46,13 @@ class ExampleWatch:
     @contextmanager
     def watch(self) -> Iterator[None]:
         """Look at all inputs of networks in this process."""
-        handles = (
+        with (
             register_module_forward_pre_hook(self._enter),
             register_module_forward_hook(self._leave, with_kwargs=True, always_call=True),
-        )
-        try:
-            with warnings.catch_warnings():  # torch.compile warns of these hooks, of which the app knows nothing
-                warnings.filterwarnings(
-                    "ignore", message="Using `torch.compile\\(module\\)` when there are global hooks"
-                )
-                yield
-        finally:
-            for handle in handles:
-                handle.remove()
+            warnings.catch_warnings(),  # torch.compile warns of these hooks, of which the app knows nothing
+        ):
+            warnings.filterwarnings("ignore", message="Using `torch.compile\\(module\\)` when there are global hooks")
+            yield
 
     @contextmanager
     def answer(self, kind: str) -> Iterator[None]:

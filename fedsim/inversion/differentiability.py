@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 
 import torch
 from torch import Tensor, nn
@@ -141,14 +142,10 @@ def _layer_calls(problem: InversionProblem, dummy: Tensor) -> list[LayerCall]:
 
         return record
 
-    hooks = []
-    for name, module in problem.model.named_modules():
-        hooks.append(hook_outputs(module, call_recorder(name)))
-    try:
+    with ExitStack() as hooks:
+        for name, module in problem.model.named_modules():
+            hooks.enter_context(hook_outputs(module, call_recorder(name)))
         problem.outputs(problem.before, dummy)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return calls
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -128,15 +129,11 @@ class BatchNormStatistics:
     ) -> dict[str, list[Tensor]]:
         """Return by layer what goes into it, in the order of the calls."""
         inputs: dict[str, list[Tensor]] = {}
-        hooks = []
-        for name, layer in layers.items():
-            hooks.append(hook_inputs(layer, _input_recorder(inputs, name)))
-        try:
+        with ExitStack() as hooks:
+            for name, layer in layers.items():
+                hooks.enter_context(hook_inputs(layer, _input_recorder(inputs, name)))
             for batch in self._split_batches(problem, dummy):
                 problem.outputs(problem.before, batch)
-        finally:
-            for hook in hooks:
-                hook.remove()
         return inputs
 
     def _split_batches(self, problem: InversionProblem, dummy: Tensor) -> Sequence[Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedsim.base.errors import ConfigError, PayloadError, join_first
 from fedsim.recording.payloads import Payload, State
-from fedsim.recording.wire_format import float_norm
+from fedsim.recording.wire_format import compare_states, float_norm
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class ReplyKinds:
 
     def note(self, before: State, sent: State, path: Path) -> None:
         """Note whether a reply looks like weights or like a move; warn once where there are both."""
-        product, square, sent_square = _compare(before, sent)
+        product, square, sent_square = compare_states(before, sent)
         if not square or not sent_square:
             return
         cosine = product / math.sqrt(square * sent_square)
@@ -104,18 +104,6 @@ class MeanReply:
                 return
 
 
-def _compare(before: State, sent: State) -> tuple[float, float, float]:
-    """Return the product of w_t and a reply, the square of w_t, and that of the reply, of the tensors that fit."""
-    product, square, sent_square = 0.0, 0.0, 0.0
-    for name, tensor in before.items():
-        if tensor.is_floating_point() and name in sent and sent[name].shape == tensor.shape:
-            old, new = tensor.double(), sent[name].double()
-            product += float((old * new).sum())
-            square += float(old.square().sum())
-            sent_square += float(new.square().sum())
-    return product, square, sent_square
-
-
 def _check_names(before: State, sent: State, path: Path) -> None:
     """Raise ConfigError for names that would be read as those of a gradient or a delta in a recording of fedsim's."""
     for name, tensor in sent.items():
@@ -167,7 +155,7 @@ def _name_holders(names: Sequence[str]) -> str:
 
 def _check_mean(before: State, sent: State, count: int, path: Path) -> None:
     """Raise ConfigError where weights of a sum over clients were not divided by their number."""
-    product, square, _ = _compare(before, sent)
+    product, square, _ = compare_states(before, sent)
     if count > 1 and square and abs(product / square - count) < 0.1 * count:
         raise ConfigError(
             f"{path}: is about {count} times what the server sent, the sum of the models of its {count} members; write "

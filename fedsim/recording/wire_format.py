@@ -133,6 +133,18 @@ def float_norm(state: State) -> float:
     return math.sqrt(sum(float(t.double().square().sum()) for t in state.values() if t.is_floating_point()))
 
 
+def compare_states(first: State, second: State) -> tuple[float, float, float]:
+    """Return the inner product of two states, and the squared norms of both, over the real tensors that fit."""
+    product, first_square, second_square = 0.0, 0.0, 0.0
+    for name, tensor in first.items():
+        if tensor.is_floating_point() and name in second and second[name].shape == tensor.shape:
+            values, other_values = tensor.double(), second[name].double()
+            product += float((values * other_values).sum())
+            first_square += float(values.square().sum())
+            second_square += float(other_values.square().sum())
+    return product, first_square, second_square
+
+
 def non_finite_names(state: State) -> list[str]:
     """Return the names of the tensors in `state` that hold NaN or infinity.
 

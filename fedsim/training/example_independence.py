@@ -6,7 +6,7 @@ functions here run networks and defenses of any kind on a few examples and compa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import replace
@@ -108,12 +108,7 @@ def find_mixing_layer(model: nn.Module, settings: LocalTraining, batch: Tensor, 
         None where the outputs of the whole model for that example agree.
     """
     set_modes(model, replace(settings, dropout=False), batch)
-    first, second = _layer_outputs(model, batch), _layer_outputs(model, other_batch)
-    if _last_rows_agree(first[""], second[""]):
-        return None
-    common_names = [name for name in first if name in second]
-    differing = [name for name in common_names if not _last_rows_agree(first[name], second[name])]
-    return _describe_layer(model, differing[0])
+    return _find_difference(model, _layer_outputs(model, batch), _layer_outputs(model, other_batch), _last_rows_agree)
 
 
 def find_training_only_layer(model: nn.Module, inputs: Tensor) -> str | None:
@@ -134,10 +129,16 @@ def find_training_only_layer(model: nn.Module, inputs: Tensor) -> str | None:
         training_model.get_submodule(name).training = False
     in_training = _layer_outputs(training_model, inputs)
     in_evaluation = _layer_outputs(deepcopy(model).eval(), inputs)
-    if _outputs_agree(in_training[""], in_evaluation[""]):
+    return _find_difference(model, in_training, in_evaluation, _outputs_agree)
+
+
+def _find_difference(
+    model: nn.Module, first: Mapping[str, Any], second: Mapping[str, Any], agree: Callable[[Any, Any], bool]
+) -> str | None:
+    """Describe the first layer whose outputs do not agree, see `_layer_outputs`; None where those of the model do."""
+    if agree(first[""], second[""]):
         return None
-    common_names = [name for name in in_training if name in in_evaluation]
-    differing = [name for name in common_names if not _outputs_agree(in_training[name], in_evaluation[name])]
+    differing = [name for name in first if name in second and not agree(first[name], second[name])]
     return _describe_layer(model, differing[0])
 
 
@@ -154,7 +155,7 @@ def _layer_outputs(model: nn.Module, inputs: Tensor) -> dict[str, Any]:
     with ExitStack() as hooks, torch.no_grad(), seed_globals("apart"):
         for name, module in model.named_modules():
             if name and not any(True for _ in module.children()):
-                hooks.callback(module.register_forward_hook(record_as(name)).remove)
+                hooks.enter_context(module.register_forward_hook(record_as(name)))
         model_output = model(inputs)
     return outputs | {"": model_output}
 

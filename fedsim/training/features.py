@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from copy import deepcopy
 
 import torch
@@ -61,11 +62,8 @@ def forward_with_features(
     assert named_layer is not None
     name, layer = named_layer
     captured: list[Tensor] = []
-    hook = hook_inputs(layer, lambda _, arguments: captured.append(arguments[0]))
-    try:
+    with hook_inputs(layer, lambda _, arguments: captured.append(arguments[0])):
         outputs = compute(model, inputs)
-    finally:
-        hook.remove()
     if len(captured) != 1 or captured[0].ndim != 2:
         raise RunError(
             f"algorithm: representations are what enters '{name}', once and as `example feature`, and this model gives "
@@ -126,13 +124,11 @@ def outputs_with_features(model: nn.Module, inputs: Tensor, replace: Replace) ->
             parameter.grad = None
         return _output_with_features(last, features, replaced, output)
 
-    linear_layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
-    hooks = [hook_outputs(layer, replace_output) for layer in linear_layers]
-    try:
+    with ExitStack() as hooks:
+        for layer in model.modules():
+            if isinstance(layer, nn.Linear):
+                hooks.enter_context(hook_outputs(layer, replace_output))
         outputs = forward(model, inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
     if last not in used_layers:
         raise RunError(f"defense: features of '{name}' are to be replaced, but the model does not use this layer")
     return outputs

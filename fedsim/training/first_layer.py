@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -87,14 +88,11 @@ def _find_weight(model: nn.Module, inputs: Tensor) -> str | None:
         assert isinstance(layer, nn.Linear)
         calls.append((layer, arguments[0].detach()))
 
-    linear_layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
-    hooks = [hook_inputs(layer, record) for layer in linear_layers]
-    try:
-        with torch.no_grad():
-            model(inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as hooks, torch.no_grad():
+        for layer in model.modules():
+            if isinstance(layer, nn.Linear):
+                hooks.enter_context(hook_inputs(layer, record))
+        model(inputs)
     parameters = list(model.named_parameters(remove_duplicate=False))
     for layer, layer_inputs in calls:
         weight_names = [name for name, parameter in parameters if parameter is layer.weight]
@@ -148,11 +146,8 @@ def is_rectified(model: nn.Module, layer: str, inputs: Tensor) -> bool:
             tensor.add_(0.1 * torch.rand(tensor.shape, generator=rng).to(tensor))
 
     def compute_outputs_with(change: Callable[[Tensor], Tensor]) -> Tensor:
-        hook = model.get_submodule(layer).register_forward_hook(lambda _, inputs, output: change(output))
-        try:
+        with model.get_submodule(layer).register_forward_hook(lambda _, inputs, output: change(output)):
             outputs: Tensor = model(inputs)
-        finally:
-            hook.remove()
         return outputs
 
     unchanged, silenced = (

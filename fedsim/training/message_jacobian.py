@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from copy import deepcopy
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -228,15 +229,11 @@ def _describe_undifferentiable_layer(message: ClientMessage) -> str:
     def record_as(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
         return lambda layer, arguments, _: calls.append((name, layer, arguments[0]))
 
-    hooks = [
-        hook_outputs(layer, record_as(name))
-        for name, layer in message.model.named_modules()
-        if not list(layer.children())
-    ]
-    with torch.no_grad():
+    with ExitStack() as hooks, torch.no_grad():
+        for name, layer in message.model.named_modules():
+            if not list(layer.children()):
+                hooks.enter_context(hook_outputs(layer, record_as(name)))
         message.model(message.inputs)
-    for hook in hooks:
-        hook.remove()
     for name, layer, layer_inputs in calls:
         if not _has_second_derivative(layer, layer_inputs):
             return f" of layer '{name}' ({type(layer).__name__})"

@@ -61,8 +61,8 @@ def find_stochastic_layers(model: nn.Module, inputs: Tensor) -> list[str]:
 
     with ExitStack() as hooks:
         for module in names:
-            hooks.callback(module.register_forward_pre_hook(enter).remove)
-            hooks.callback(module.register_forward_hook(leave).remove)
+            hooks.enter_context(module.register_forward_pre_hook(enter))
+            hooks.enter_context(module.register_forward_hook(leave))
         _run_model(model, inputs, "layers")
     return list(drawing)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -146,15 +147,11 @@ def _find_output_layer(model: nn.Module, inputs: Tensor) -> tuple[str, Tensor]:
     def record(name: str, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         calls.append((name, layer, inputs, output))
 
-    hooks = []
-    for name, layer in model.named_modules():
-        if not any(layer.children()):
-            hooks.append(hook_outputs(layer, partial(record, name)))
-    try:
+    with ExitStack() as hooks:
+        for name, layer in model.named_modules():
+            if not any(layer.children()):
+                hooks.enter_context(hook_outputs(layer, partial(record, name)))
         outputs = model(inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
     # The last layer is the one whose output is that of the model, unchanged.
     linear = [call for call in calls if isinstance(call[1], nn.Linear)]
     last = next((call for call in reversed(linear) if torch.equal(call[3], outputs)), None)
@@ -190,11 +187,8 @@ def _check_used_once(model: nn.Module, inputs: Tensor, name: str, parameters: Ma
         return
     calls: list[tuple[Tensor, Tensor]] = []
     layer = model.get_submodule(name)
-    hook = hook_outputs(layer, lambda _, arguments, output: calls.append((arguments[0].detach(), output)))
-    try:
+    with hook_outputs(layer, lambda _, arguments, output: calls.append((arguments[0].detach(), output))):
         outputs = functional_call(model, dict(parameters), (inputs,))
-    finally:
-        hook.remove()
     # The layer may be called for something else that does not enter the outputs.
     features = next(features for features, output in reversed(calls) if torch.equal(output, outputs))
     weights = torch.randn(outputs.shape, generator=generator("uses of a layer")).to(outputs)

@@ -402,11 +402,8 @@ def _layer_outputs(model: nn.Module, name: str, state: State, probes: Tensor) ->
     """
     features: list[Tensor] = []
     layer = model.get_submodule(name.rpartition(".")[0])
-    hook = hook_inputs(layer, lambda _, inputs: features.append(inputs[0]))
-    try:
+    with hook_inputs(layer, lambda _, inputs: features.append(inputs[0])):
         logits: Tensor = functional_call(model, dict(state), (probes,))
-    finally:
-        hook.remove()
     return logits.double().softmax(1).mean(0).cpu(), features[-1].double().cpu()
 
 

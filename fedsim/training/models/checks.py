@@ -75,15 +75,13 @@ def limit_memory(name: str) -> Iterator[None]:
                 f"reply take {needed / 1e9:.1f} GB, {remedy}"
             )
 
-    hook = register_module_parameter_registration_hook(count_parameter)
     try:
-        yield
+        with register_module_parameter_registration_hook(count_parameter):
+            yield
     except (MemoryError, RuntimeError, OverflowError, TypeError) as error:
         if not re.search("allocate memory|Storage size|[Oo]verflow", str(error)):
             raise
         raise ConfigError(f"model: '{name}' has a layer that takes {remedy}") from error
-    finally:
-        hook.remove()
 
 
 def check_model(model: Any, dataset: Dataset, sample: Tensor, name: str, *, attacked: bool) -> None:
