@@ -252,6 +252,6 @@ def check_no_copies(finding: Finding, knowledge: Knowledge, where: str) -> None:
 
 def _count_copies(claimed: Tensor, records: Tensor) -> int:
     """Return how many of the claimed examples are among the records."""
-    rows, others = claimed.flatten(1).double(), records.flatten(1).double()
-    nearest = torch.cdist(rows, others).argmin(1)
-    return int(((rows - others[nearest]).abs().amax(1) < _ROUNDING).sum())
+    rows, record_rows = claimed.flatten(1).double(), records.flatten(1).double()
+    nearest = torch.cdist(rows, record_rows).argmin(1)
+    return int(((rows - record_rows[nearest]).abs().amax(1) < _ROUNDING).sum())

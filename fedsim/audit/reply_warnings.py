@@ -100,14 +100,14 @@ def warn_of_repeated_replies(transcript: Transcript) -> None:
 def warn_of_other_shapes(updates: Sequence[Update]) -> None:
     """Warn where clients are sent models of several shapes, as parts of one that fit each device."""
     shapes = [{name: tensor.shape for name, tensor in update.before.items()} for update in updates]
-    others = [update for update, sent in zip(updates, shapes, strict=True) if sent != shapes[0]]
-    if not others:
+    differing = [update for update, sent in zip(updates, shapes, strict=True) if sent != shapes[0]]
+    if not differing:
         return
     log.warning(
         "round %d: clients are sent models of different shapes, %s another one than client %d; attack each size in a "
         "file of its own, with its model and adversary.victims",
         updates[0].round,
-        join_first([f"client {update.client}" for update in others], MAX_NAMES),
+        join_first([f"client {update.client}" for update in differing], MAX_NAMES),
         updates[0].client,
     )
 

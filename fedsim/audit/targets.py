@@ -124,8 +124,8 @@ class TargetMaker:
         for name, value in reply.metrics.items():
             if value > 0 and float(value).is_integer():
                 counts.append(f"{name} {value:g}")
-        told = f", but {join_first(counts, _MAX_METRICS)}, of which one may be it" if counts else ""
-        return f"it reported no number of examples that it trained on{told}; say it with [app] num_examples"
+        named_counts = f", but {join_first(counts, _MAX_METRICS)}, of which one may be it" if counts else ""
+        return f"it reported no number of examples that it trained on{named_counts}; say it with [app] num_examples"
 
     def _job_knowledge(self, job: AttackJob, first: int, members: Sequence[int]) -> tuple[Knowledge, list[str]]:
         """Return what the attack of `job` is granted, and the hashes of its source models."""

@@ -70,10 +70,12 @@ class ForeignRecording(Case):
 
     def check_file_of_sum(self, victim: int, members: Sequence[int]) -> None:
         """Raise DataError where `victim` also sends alone, or in a sum over others."""
-        others = [group for group in self.groups if victim in group and group != tuple(members)]
-        if len(members) > 1 and others:
+        other_groups = [group for group in self.groups if victim in group and group != tuple(members)]
+        if len(members) > 1 and other_groups:
             which = (
-                f"a sum over clients {join_first(others[0], MAX_NAMES)}" if len(others[0]) > 1 else "its own messages"
+                f"a sum over clients {join_first(other_groups[0], MAX_NAMES)}"
+                if len(other_groups[0]) > 1
+                else "its own messages"
             )
             raise DataError(
                 f"truth.{victim}: client {victim} is in the sum over clients {join_first(members, MAX_NAMES)} and in "
@@ -254,16 +256,19 @@ class ForeignRecording(Case):
         """Draw members from the victim's truth file, others from the public file or from those of other clients."""
         held = self.truth(clients[0], None, clients if len(clients) > 1 else ())
         in_other_files = self.examples_in_files({*map(str, clients), PUBLIC_KEY})
-        others = self.public() if non_members == HELD_OUT else in_other_files
-        if held is None or others is None:
+        pool = self.public() if non_members == HELD_OUT else in_other_files
+        if held is None or pool is None:
             raise UnknownTruthError(f"no truth file says what client {clients[0]} held, and another what it did not")
-        if (others.data.shape[1:], others.labels.dtype) != (held.data.shape[1:], held.labels.dtype):
+        if (pool.data.shape[1:], pool.labels.dtype) != (
+            held.data.shape[1:],
+            held.labels.dtype,
+        ):
             raise DataError(
                 f"adversary.knowledge.candidates: records of '{non_members}' are of shape "
-                f"{tuple(others.data.shape[1:])}, those of client {clients[0]} of {tuple(held.data.shape[1:])}, or "
+                f"{tuple(pool.data.shape[1:])}, those of client {clients[0]} of {tuple(held.data.shape[1:])}, or "
                 "their labels differ in kind; write both files from the same data"
             )
-        return draw_foreign_candidates(_as_examples(held), _as_examples(others), clients, non_members, most)
+        return draw_foreign_candidates(_as_examples(held), _as_examples(pool), clients, non_members, most)
 
     def known_candidates(self, adversary: AdversaryTable, clients: Sequence[int]) -> NoReturn:
         """Raise ConfigError."""

@@ -65,8 +65,8 @@ def measure_guess_similarities(
             searched[name] = guesses[name], distance
     tensors = [guess for guess, _ in searched.values()]
     search = partial(_search_guesses, message, list(searched.values()), labels)
-    found = cache.find(search, "similarity on the line", update.round, update.client, labels, *tensors)
-    for name, line_values in zip(searched, found, strict=True):
+    searched_values = cache.find(search, "similarity on the line", update.round, update.client, labels, *tensors)
+    for name, line_values in zip(searched, searched_values, strict=True):
         values[name] |= line_values
     return values
 

@@ -48,8 +48,8 @@ def score_identification(claimed: Tensor, truth: Truth, pool: Pool | None, devic
     if pool is None:
         return Score.from_reason(IDENTIFIED, _NO_OTHERS if len(truth.labels) else NO_TEXT_SCORED)
     modality = find_modality(truth.modality)
-    place = device if is_own(type(modality)) else CPU
-    similarity = modality.similarity(claimed.to(place), pool.data.to(place))
+    modality_device = device if is_own(type(modality)) else CPU
+    similarity = modality.similarity(claimed.to(modality_device), pool.data.to(modality_device))
     if similarity.shape != (len(claimed), len(pool.data)):
         raise PluginError(
             f"modalities: '{truth.modality}' gives a similarity of shape {tuple(similarity.shape)}, expected "

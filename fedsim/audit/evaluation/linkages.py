@@ -97,10 +97,14 @@ class LinkageEvaluator(Evaluator[Linkage]):
         is_victims, rows = truth.labels.bool(), list[tuple[str | float, ...]]()
         for number in torch.unique(finding.rounds).tolist():
             in_round = finding.rounds == number
-            own = finding.scores[in_round & is_victims]
+            victims_scores = finding.scores[in_round & is_victims]
             highest = finding.scores[in_round].max()
-            rank = float((finding.scores[in_round] > own[0]).sum()) + 1 if len(own) else "took no part"
-            rows.append((str(number), float(highest), float(own[0]) if len(own) else "", rank))
+            rank = (
+                float((finding.scores[in_round] > victims_scores[0]).sum()) + 1
+                if len(victims_scores)
+                else "took no part"
+            )
+            rows.append((str(number), float(highest), float(victims_scores[0]) if len(victims_scores) else "", rank))
         columns = ["round", "highest score", "score of the victim's message", "its rank"]
         return Display(has_truth=True, tables=[DisplayTable(title="Links by round", columns=columns, rows=rows)])
 

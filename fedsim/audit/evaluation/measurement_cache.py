@@ -39,7 +39,7 @@ class MeasurementCache:
         inputs: Sequence[Sequence[Tensor | str | float | None]],
     ) -> list[ValueT]:
         """Return several measurements, of which those that are not known are computed together."""
-        keys = [tuple(_hash_content(part) if isinstance(part, Tensor) else part for part in one) for one in inputs]
+        keys = [tuple(_hash_content(part) if isinstance(part, Tensor) else part for part in parts) for parts in inputs]
         missing = [position for position, key in enumerate(keys) if key not in self._values]
         values = {key: self._values[key] for key in keys if key in self._values}
         if missing:

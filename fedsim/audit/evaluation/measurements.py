@@ -145,10 +145,10 @@ def measure_chance_matches(
         pool = pools[by_class]
         if pool is None:
             continue
-        place = device if is_own(type(metric)) else CPU
+        metric_device = device if is_own(type(metric)) else CPU
         try:
-            examples = move_once(pool.data, place)
-            matches = metric.find_matches(claimed.to(place, copy=True), examples.clone(), context)
+            examples = move_once(pool.data, metric_device)
+            matches = metric.find_matches(claimed.to(metric_device, copy=True), examples.clone(), context)
             shares[name] = torch.tensor([pool.expected_share(matches.any(0).cpu())])
         except (Exception, SystemExit) as error:  # metrics of any package may fail
             shares[name] = f"the metric raised {one_line(error_reason(error))} ({locate_error(error, type(metric))})"

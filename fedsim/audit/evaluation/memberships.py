@@ -158,8 +158,8 @@ class MembershipEvaluator(Evaluator[Membership]):
         """Score a membership inference, see `score_membership`."""
         drawn = self._draw_candidates(finding, about, context.case)
         scores = score_membership(finding.scores, drawn.members)
-        others = [] if group_members(about) else self._rank_others(finding, about, context)
-        doubt_candidates(rank_blindly(drawn), others, f"{about['attack']}, client {about['victim']}")
+        other_rankings = [] if group_members(about) else self._rank_others(finding, about, context)
+        doubt_candidates(rank_blindly(drawn), other_rankings, f"{about['attack']}, client {about['victim']}")
         return Judgement(scores=scores, examples=len(finding.scores))
 
     def _rank_others(
@@ -176,7 +176,7 @@ class MembershipEvaluator(Evaluator[Membership]):
                 rankings[client] = None
                 with suppress(DataError):  # it holds no record that can be paired
                     rankings[client] = rank_blindly(context.case.draw_candidates((client,), source, count))
-        return [found for client, found in rankings.items() if found and client != int(about["victim"])]
+        return [ranking for client, ranking in rankings.items() if ranking and client != int(about["victim"])]
 
     def show(self, finding: Membership, truth: Truth | None, tokens: Sequence[str], metric: str) -> Display:
         """Display the ROC curve."""

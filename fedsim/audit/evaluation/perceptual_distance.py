@@ -84,13 +84,13 @@ def lpips_distances(claimed: Tensor, true: Tensor, weights: Path | None) -> Tens
     """
     if true.shape[1] not in (1, 3):
         return f"its network sees grey or RGB images, these have {true.shape[1]} channels"
-    found = find_backbone(weights)
-    smallest = min(backbone.smallest for backbone in BACKBONES) if found is None else found[0].smallest
+    located = find_backbone(weights)
+    smallest = min(backbone.smallest for backbone in BACKBONES) if located is None else located[0].smallest
     if min(true.shape[-2:]) < smallest:
         return f"images of {true.shape[-2]} x {true.shape[-1]} are too small for its network"
-    if found is None:
+    if located is None:
         return f"no network weights at {(weights or WEIGHTS_FOLDER) / BACKBONES[-1].files}"
-    network = _load_network(*found, claimed.device)
+    network = _load_network(*located, claimed.device)
     distances = []
     # Threads that wait for one another on busy cores take a hundred times as long for small images, and on one thread
     # the number of cores changes no score.
@@ -111,12 +111,12 @@ def check_backbone(weights: Path | None, shape: Sequence[int] | None = None) -> 
     Args:
         shape: of an example; None where it is not known. Nothing is read where no LPIPS is computed of it.
     """
-    found = find_backbone(weights)
-    if found is None:
+    located = find_backbone(weights)
+    if located is None:
         return
-    is_too_small = shape is not None and (len(shape) != 3 or min(shape[1:]) < found[0].smallest)
+    is_too_small = shape is not None and (len(shape) != 3 or min(shape[1:]) < located[0].smallest)
     if not is_too_small:
-        _load_network(*found, torch.device("cpu"))
+        _load_network(*located, torch.device("cpu"))
 
 
 @lru_cache(maxsize=2)

@@ -93,7 +93,7 @@ def retrain(
         return None
     if not keeps_digits(message, about, context):
         return None
-    found = list[Retraining]()
+    retrainings = list[Retraining]()
     for settings, is_stated in _stated_settings(message, context):
         compute = partial(_compare_retrained, message, truth, settings, is_stated)
         inputs = update.round, base, update.client, truth.data, truth.labels, repr(settings)
@@ -104,10 +104,10 @@ def retrain(
             return None
         if retraining is None:
             return None
-        found.append(retraining)
+        retrainings.append(retraining)
         if retraining.fits:
             break
-    return min(found, key=lambda one: one.distance - _SPREADS * one.spread) if found else None
+    return min(retrainings, key=lambda trained: trained.distance - _SPREADS * trained.spread) if retrainings else None
 
 
 def find_explained_round(

@@ -265,8 +265,8 @@ def _doubt_exchange(message: AttackedUpdate, truth: Truth, victim: str, context:
     if not RETRAINED < distance < _RELATED:
         return
     clients = [client for client in context.case.files if client != PUBLIC_KEY]
-    place = clients.index(victim)
-    others = sorted((client for client in clients if client != victim), key=lambda c: abs(clients.index(c) - place))
+    position = clients.index(victim)
+    others = sorted((client for client in clients if client != victim), key=lambda c: abs(clients.index(c) - position))
     distances = {
         client: _distance_at_broadcast(message, Truth.load(context.case.files[client]))
         for client in others[:_MOST_OTHERS]

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedsim.audit.evaluation.evaluator import FindingSpec
-from fedsim.audit.evaluation.example_metrics import Ssim, _reach
+from fedsim.audit.evaluation.example_metrics import Ssim, reach_psnr
 from fedsim.audit.evaluation.examples import check_kinds
 from fedsim.audit.evaluation.label_distributions import LabelDistributionEvaluator
 from fedsim.audit.evaluation.score import Score
@@ -485,7 +485,7 @@ def test_pairs_at_the_very_limit_are_decided_in_double_precision(decibels: float
     claimed = torch.cat(ends).float()
     expected = torch.zeros(10, 40, dtype=torch.bool)
     expected[:5, :5] = torch.eye(5, dtype=torch.bool)
-    assert torch.equal(_reach(claimed, images, decibels), expected)
+    assert torch.equal(reach_psnr(claimed, images, decibels), expected)
 
 
 @pytest.mark.parametrize("claimed", [[0, 1, 2, 3], [0, 1, 2, 99]])

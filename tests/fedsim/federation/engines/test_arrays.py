@@ -126,7 +126,7 @@ def test_it_survives_flowers_network(make: Callable[[Values], LazyArray], values
 def test_a_record_of_it_can_be_made_of_a_dict(make: Callable[[Values], LazyArray]) -> None:
     record = ArrayRecord({"b": make(VALUES["matrix"]), "a": make(VALUES["scalar"])})
     assert list(record) == ["b", "a"]
-    assert [same(a.numpy(), v) for a, v in zip(record.values(), (VALUES["matrix"], VALUES["scalar"]), strict=True)]
+    assert all(same(a.numpy(), v) for a, v in zip(record.values(), (VALUES["matrix"], VALUES["scalar"]), strict=True))
     assert (
         record.count_bytes() == ArrayRecord({"b": Array(VALUES["matrix"]), "a": Array(VALUES["scalar"])}).count_bytes()
     )
