@@ -132,6 +132,12 @@ def test_a_truth_about_other_questions_is_refused(tmp_path: Path) -> None:
         fedsim.write_answers(tmp_path, {0: {1: {"total": "many"}}})
 
 
+def test_people_of_a_client_without_answers_are_not_dropped(tmp_path: Path) -> None:
+    people: Any = {"0": {2: {"total": 1}}}
+    with pytest.raises(FedsimError, match="client 0: people joined or left, but it has no answers"):
+        fedsim.write_answers(tmp_path, {0: {1: {"total": 4}}}, people)
+
+
 @pytest.mark.usefixtures("server_task")
 def test_a_truth_of_examples_is_no_truth_of_answers(tmp_path: Path) -> None:
     clients = fedsim.InProcessGrid(make_app(weighted=True), CLIENTS)

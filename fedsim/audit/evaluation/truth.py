@@ -249,10 +249,13 @@ def write_answers(
         The `[truth]` table of the attack file: client to the absolute path of its file.
 
     Raises:
-        DataError: an answer is no number or array of finite numbers.
+        DataError: an answer is no number or array of finite numbers, or a client of `people` has no answers.
         RunError: the folder cannot be written.
     """
     table: dict[str, str] = {}
+    for client in people or {}:
+        if client not in answers:
+            raise DataError(f"client {client}: people joined or left, but it has no answers; give these, too")
     for client in answers:
         tensors: dict[str, Tensor] = {}
         for part, of_clients in ((ANSWERS, answers), (PEOPLE, people or {})):
