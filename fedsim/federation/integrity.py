@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 
 from fedsim.base.errors import ConfigError, FedsimError, join_first, number_of
@@ -15,7 +15,8 @@ from fedsim.federation.open_run import OpenRun
 from fedsim.federation.run_folder import is_run_file, list_files
 from fedsim.federation.settings import changed_settings, flat_settings
 from fedsim.federation.states import TrainingStates
-from fedsim.recording.header import RECORDING_FOLDER, hash_state
+from fedsim.plugins import registry
+from fedsim.recording.header import RECORDING_FOLDER, Header, hash_state
 from fedsim.recording.manifest import (
     LOCK_FILE,
     MANIFEST_FILE,
@@ -28,6 +29,7 @@ from fedsim.recording.manifest import (
 from fedsim.recording.sealed_files import read_sealed_file
 from fedsim.recording.seals import KEY_VARIABLE, signing_key
 from fedsim.recording.transcript import Transcript
+from fedsim.training.settings import LocalTraining
 
 _MAX_LISTED = 10
 """Most rounds or files that a sentence names."""
@@ -131,20 +133,39 @@ def start_late_manifest(run: OpenRun, experiment: Experiment | None) -> None:
 
 
 def _check_recorded_from(run: OpenRun, experiment: Experiment) -> None:
-    """Raise ConfigError where a recorded round 1 did not start from the experiment's model."""
+    """Raise ConfigError where a recorded round 1 is not of the experiment."""
     transcript = _transcript_in_run(run)
     if transcript is None or 1 not in transcript.rounds:
         return
     try:
-        broadcasts = transcript.header(1).broadcasts
+        header = transcript.header(1)
     except FedsimError:  # a damaged round is reported when the recording is read
         return
-    if list(broadcasts) != [hash_state(experiment.initial_state())]:
+    if differing := _compare_with_experiment(header, experiment):
         raise ConfigError(
-            f"{run.experiment}: round 1 of the recording next to it began with another model than "
-            "this experiment does, so the recording is of another run; put the experiment file of "
-            "that run there, or remove this one"
+            f"{run.experiment}: round 1 of the recording next to it {differing}, so the recording is of another run; "
+            "put the experiment file of that run there, or remove this one"
         )
+
+
+def _compare_with_experiment(header: Header, experiment: Experiment) -> str:
+    """Say how a recorded round 1 differs from the model, training and data of an experiment; empty where it does not.
+
+    Strategies of others may ask for other training, and defenses that choose examples lower N.
+    """
+    if list(header.broadcasts) != [hash_state(experiment.initial_state())]:
+        return "began with another model than this experiment does"
+    if registry.is_builtin("strategies", experiment.config.strategy.name):
+        for name in (field.name for field in fields(LocalTraining)):
+            recorded, stated = header.config.get(name.replace("_", "-")), getattr(experiment.training, name)
+            if recorded not in (None, stated):
+                return f"was trained with {name} = {recorded}, and this experiment says {stated}"
+    counts = experiment.setting.num_examples
+    for reply in header.replies:
+        held = sum(counts[client] for client in reply.members or [reply.client])
+        if reply.num_examples and reply.num_examples > held:
+            return f"has N = {reply.num_examples} of client {reply.client}, and in this experiment N is {held}"
+    return ""
 
 
 def explain_missing_manifest(run: OpenRun) -> str:

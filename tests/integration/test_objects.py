@@ -9,12 +9,14 @@ import json
 import re
 import shutil
 import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
 
 import pytest
+import tomli_w
 import torch
 from torch import nn
 
@@ -331,6 +333,34 @@ def test_a_recording_beside_the_experiment_of_another_run_is_refused(tmp_path: P
     with pytest.raises(ConfigError, match="so the recording is of another run"):
         fedsim.open(tmp_path / "mixed").attack("sme", victim=0, round=1, iterations=1)
     assert not (tmp_path / "mixed" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        (
+            "training.learning_rate",
+            0.25,
+            "was trained with learning_rate = .*, and this experiment says 0.25, so the rec",
+        ),
+        (
+            "partition.samples_per_client",
+            3,
+            "has N = 4 of client 0, and in this experiment N is 3, so the recording is of",
+        ),
+    ],
+)
+def test_a_recording_beside_an_edited_experiment_is_refused(
+    key: str, value: float, words: str, tmp_path: Path, plain: Run
+) -> None:
+    """Else it is scored against examples on which nobody trained; with its manifest, the manifest says so."""
+    shutil.copytree(plain.path / "transcript", tmp_path / "transcript")
+    content = tomllib.loads((plain.path / "experiment.toml").read_text())
+    table, name = key.split(".")
+    content[table][name] = value
+    (tmp_path / "experiment.toml").write_text(tomli_w.dumps(content))
+    with pytest.raises(ConfigError, match=words):
+        fedsim.open(tmp_path).attack("sme", victim=0, round=1, iterations=1)
 
 
 def test_a_table_that_was_deleted_does_not_pass_for_an_empty_one(plain: Run) -> None:
