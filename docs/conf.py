@@ -20,6 +20,7 @@ project = "fedsim"
 extensions = ["myst_parser", "sphinx_design", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme = "pydata_sphinx_theme"
 html_title = "fedsim"
+html_static_path, html_css_files = ["_static"], ["style.css"]
 html_theme_options = {
     "navbar_align": "left",
     "header_links_before_dropdown": 7,
