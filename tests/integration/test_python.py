@@ -728,7 +728,9 @@ def test_curious_and_the_other_public_names_are_there() -> None:
         _ = fedsim.curious
 
 
-def test_the_code_in_the_documentation_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_code_in_the_documentation_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "python.md").read_text()
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
@@ -736,6 +738,8 @@ def test_the_code_in_the_documentation_works(tmp_path: Path, monkeypatch: pytest
     assert len(blocks) >= 4
     for block in blocks:
         exec(compile(block, "python.md", "exec"), names)
+    told = re.findall(r"print\(error\)  # (.*)", page)
+    assert told == capsys.readouterr().out.splitlines()[-1:]
 
 
 def test_importing_fedsim_loads_neither_torch_nor_flower() -> None:
