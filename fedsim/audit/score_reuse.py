@@ -31,7 +31,8 @@ from fedsim.plugins.inline import is_object
 
 Row = dict[str, Any]
 _KEY_COLUMNS = ("attack", "variant", "round", "victim", "repeat")
-_NUMBERS = ("value", "floor", "nearest_public", "ceiling")
+NUMBER_COLUMNS = ("value", "floor", "nearest_public", "ceiling")
+"""Columns of scores, each a number or empty."""
 _NO_INFLUENCE = frozenset({"when", "victims", "rounds", "repeats", "workers", "device"})
 """Settings of [adversary] that say which findings there are, but nothing about a finding."""
 
@@ -127,7 +128,7 @@ class EarlierScores:
 
 
 def _to_numbers(row: Mapping[str, str]) -> Row:
-    numbers: Row = {name: float(row[name]) for name in _NUMBERS if row.get(name)}
+    numbers: Row = {name: float(row[name]) for name in NUMBER_COLUMNS if row.get(name)}
     if "higher_is_better" in row:
         numbers["higher_is_better"] = row["higher_is_better"] == "True"
         numbers["examples"] = int(row["examples"])

@@ -17,7 +17,7 @@ from fedsim.audit.evaluation.evaluator import VICTIMS, EvaluationContext, Judgem
 from fedsim.audit.evaluation.score import Score
 from fedsim.audit.evaluation.truth_fit import find_complaint
 from fedsim.audit.finding_files import load_claim, read_facts
-from fedsim.audit.score_reuse import EarlierScores
+from fedsim.audit.score_reuse import NUMBER_COLUMNS, EarlierScores
 from fedsim.audit.variants import VARIANT_COLUMNS, variant_columns
 from fedsim.base.errors import DataError, FedsimError, RunError, error_reason, name_rounds, one_line
 from fedsim.base.progress import track
@@ -57,8 +57,7 @@ def score_findings(
 
 def read_score_rows(path: Path) -> list[dict[str, str]]:
     """Read the rows of a `scores.csv`."""
-    numbers = ("value", "floor", "nearest_public", "ceiling")
-    return read_rows(path, SCORE_COLUMNS, numbers, ("victim", "repeat", "examples"))
+    return read_rows(path, SCORE_COLUMNS, NUMBER_COLUMNS, ("victim", "repeat", "examples"))
 
 
 def judge_findings(

@@ -9,7 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedsim.base.errors import ConfigError, TranscriptError, did_you_mean, first_line, join_first, one_line
+from fedsim.base.errors import (
+    ConfigError,
+    TranscriptError,
+    describe_error,
+    did_you_mean,
+    first_line,
+    join_first,
+    one_line,
+)
 from fedsim.base.loss_term import describe_undeclared_term
 from fedsim.base.task import goal_of
 from fedsim.interfaces.knowledge import Knowledge
@@ -109,7 +117,7 @@ def _compute_outputs(network: nn.Module, inputs: Tensor) -> Any:
     except Exception as error:  # anybody's network
         raise ConfigError(
             f"adversary.knowledge.model: does not take {len(inputs)} inputs of shape {tuple(inputs.shape[1:])} "
-            f"({type(error).__name__}: {first_line(error)}); fix input_shape or the model"
+            f"({describe_error(error)}); fix input_shape or the model"
         ) from error
 
 

@@ -14,7 +14,15 @@ from torch.nn.functional import cross_entropy
 
 from fedsim.audit.architecture import ReferencedLoss, ReferencedModel
 from fedsim.audit.evaluation.truth import Truth, draw_known_rows
-from fedsim.base.errors import AttackError, ConfigError, DataError, PluginError, did_you_mean, first_line
+from fedsim.base.errors import (
+    AttackError,
+    ConfigError,
+    DataError,
+    PluginError,
+    describe_error,
+    did_you_mean,
+    first_line,
+)
 from fedsim.base.loss_term import add_model_term
 from fedsim.base.randomness import seed_globals
 from fedsim.base.task import label_loss, mask_loss, smooth_labels, sort_targets, squared_error
@@ -243,7 +251,7 @@ def check_model(adversary: AdversaryTable, knowledge: Knowledge) -> None:
     try:
         network = knowledge.model()
     except (Exception, SystemExit) as error:  # whatever a user's code raises
-        raise PluginError(f"adversary.knowledge.model: {setting} raised {type(error).__name__}: {error}") from error
+        raise PluginError(f"adversary.knowledge.model: {setting} raised {describe_error(error)}") from error
     if not isinstance(network, nn.Module):
         raise PluginError(
             f"adversary.knowledge.model: {setting} gives {type(network).__name__}, expected a function that builds a "

@@ -99,6 +99,16 @@ def first_line(error: BaseException) -> str:
     return one_line(text.splitlines()[0]).rstrip(".") if text else type(error).__name__
 
 
+def describe_error(error: BaseException) -> str:
+    """Return the type of an exception, with the first line of its text if it has one.
+
+    >>> describe_error(ValueError("no such column.")), describe_error(ValueError())
+    ('ValueError: no such column', 'ValueError')
+    """
+    name = type(error).__name__
+    return f"{name}: {first_line(error)}" if str(error).strip() else name
+
+
 def is_memory_error(error: BaseException) -> bool:
     """Return whether the memory of a device did not last, without an import of torch."""
     found = _find_device_error(error)

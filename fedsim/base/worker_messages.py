@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from fedsim.base import errors
-from fedsim.base.errors import AttackCrash, FedsimError, first_line
+from fedsim.base.errors import AttackCrash, FedsimError, describe_error
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class ErrorMessage:
     def from_error(cls, error: BaseException) -> Self:
         """Describe an error."""
         our_classes = [base.__name__ for base in type(error).__mro__ if base.__module__ == errors.__name__]
-        sentence = f"{type(error).__name__}: {first_line(error)}"
+        sentence = describe_error(error)
         if isinstance(error, FedsimError):
             sentence = str(error)
         kind = our_classes[0] if our_classes else AttackCrash.__name__

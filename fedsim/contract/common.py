@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedsim.base.constraints import Constraint, field_types, list_constraints, make_check
-from fedsim.base.errors import ConfigError, FedsimError
+from fedsim.base.errors import ConfigError, error_reason
 from fedsim.contract.checks import CheckedPlugin, ContractViolation, DoesNotApply, expect
 from fedsim.interfaces.attack import Paper
 from fedsim.plugins import registry
@@ -64,9 +64,7 @@ def survives_copying(subject: CheckedPlugin) -> None:
         try:
             copy = make_copy()
         except (Exception, SystemExit) as error:
-            is_plain = isinstance(error, FedsimError)
-            reason = str(error) if is_plain else f"{type(error).__name__}: {error}"
-            raise ContractViolation(f"it cannot be reproduced by {method}: {reason}") from error
+            raise ContractViolation(f"it cannot be reproduced by {method}: {error_reason(error)}") from error
         expect(copy == plugin, f"reproduced by {method} it is {copy!r}, expected {plugin!r}")
     expect(hash(plugin) == hash(subject.build()), "two equal ones have different hashes")
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import uint8
 
-from fedsim.base.errors import TranscriptError, first_line
+from fedsim.base.errors import TranscriptError, describe_error, first_line
 from fedsim.recording.payloads import State
 
 LOGISTIC, SQUARED_ERROR = "binary:logistic", "reg:squarederror"
@@ -170,7 +170,7 @@ def parse_tree_model(content: bytes, where: str) -> TreeModel:
         ) from error
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise TranscriptError(
-            f"{where}: is JSON, but no model of XGBoost's trees ({type(error).__name__}: {first_line(error)}); have "
+            f"{where}: is JSON, but no model of XGBoost's trees ({describe_error(error)}); have "
             "clients send `save_raw('json')`"
         ) from error
 

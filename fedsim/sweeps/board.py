@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedsim.base.errors import FedsimError, number_of
+from fedsim.base.errors import error_reason, number_of
 from fedsim.sweeps.cells import SweepCell
 from fedsim.sweeps.plan import SweepPlan
 from fedsim.sweeps.queue import SweepJob
@@ -148,5 +148,5 @@ def _describe_failure(error: BaseException | None) -> str:
     """Describe why a job failed; advice about workers is rewritten for those of the sweep."""
     if error is None:
         return "it left no marker; another process removed it"
-    text = str(error) if isinstance(error, FedsimError) else f"{type(error).__name__}: {error}"
+    text = error_reason(error)
     return text.replace("adversary.workers", "sweep.workers")

@@ -493,7 +493,8 @@ def test_a_threat_model_that_does_not_hold_is_an_error_before_any_work(
     ("knowledge", "kind", "sentence"),
     [
         ({"model": "net_of_nothing:number"}, PluginError, "net_of_nothing:number gives int, expected a function that"),
-        ({"model": "net_of_nothing:broken"}, PluginError, "net_of_nothing:broken raised KeyError: 'width'"),
+        ({"model": "net_of_nothing:broken"}, PluginError, "net_of_nothing:broken raised KeyError: 'width'$"),
+        ({"model": "net_of_nothing:wordy"}, PluginError, "net_of_nothing:wordy raised OSError: no file$"),
         (
             {"model": "net_of_nothing:build", "num_classes": True},
             ConfigError,
@@ -513,7 +514,8 @@ def test_what_is_written_out_wrongly_for_a_bare_recording_is_an_error_before_any
     monkeypatch.syspath_prepend(tmp_path)
     (run / "experiment.toml").unlink()
     broken = "\n\ndef number():\n    return 3\n\n\ndef broken():\n    return {}['width']\n"
-    (tmp_path / "net_of_nothing.py").write_text(NET + broken)
+    wordy = "\n\ndef wordy():\n    raise OSError('no file.\\nLook for it.')\n"
+    (tmp_path / "net_of_nothing.py").write_text(NET + broken + wordy)
     with pytest.raises(kind, match=sentence):
         open_audit(run, attack_file(adversary={"knowledge": knowledge}), tmp_path).run()
     assert not (run / "findings").exists()

@@ -12,7 +12,7 @@ from fedsim.audit.evaluation.line_search import LinePoint
 from fedsim.audit.evaluation.measurement_cache import MeasurementCache
 from fedsim.audit.evaluation.measurements import MetricValues
 from fedsim.audit.evaluation.similarity import SIMILARITY_AT_BROADCAST, SIMILARITY_ON_LINE, AttackedUpdate
-from fedsim.base.errors import FedsimError, first_line
+from fedsim.base.errors import FedsimError, describe_error
 
 _CLOSE = 0.05
 """Most by which a guess may explain the update worse at w_t than the best one does, and be searched on the line."""
@@ -25,7 +25,7 @@ def measure_similarities(compute: Callable[[], Mapping[str, float]]) -> MetricVa
     except FedsimError as error:
         return {SIMILARITY_AT_BROADCAST: str(error)}
     except Exception as error:  # a foreign model may raise anything; no other score is lost for it
-        return {SIMILARITY_AT_BROADCAST: f"the model raised {type(error).__name__}: {first_line(error)}"}
+        return {SIMILARITY_AT_BROADCAST: f"the model raised {describe_error(error)}"}
     return {metric: torch.tensor([value]) for metric, value in similarities.items()}
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fedsim.base.errors import DataError, first_line
+from fedsim.base.errors import DataError, describe_error
 from fedsim.base.randomness import use_one_thread
 from fedsim.federation.data_folder import WEIGHTS_FOLDER
 
@@ -134,7 +134,7 @@ def _read_weights(path: Path) -> Mapping[str, Tensor]:
         tensors: Mapping[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
         finite = all(tensor.isfinite().all() for tensor in tensors.values())
     except Exception as error:  # what unpickling a damaged file may raise is no short list
-        raise _unreadable_weights_error(path, f"{type(error).__name__}: {first_line(error)}") from error
+        raise _unreadable_weights_error(path, describe_error(error)) from error
     if not finite:
         raise _unreadable_weights_error(path, "it holds NaN or infinite values")
     return tensors

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fedsim.audit.evaluation.line_search import LineFunction, LinePoint, minimise_coarsely, minimise_on_line
 from fedsim.audit.evaluation.local_optimum import match_state
 from fedsim.audit.evaluation.model_shortcuts import ModelShortcuts, find_shortcuts, flatten_gradient, measure_gradients
-from fedsim.base.errors import DataError, first_line
+from fedsim.base.errors import DataError, describe_error
 from fedsim.base.loss_term import select_examples
 from fedsim.base.randomness import use_one_thread
 from fedsim.interfaces.metric import Metric
@@ -212,7 +212,7 @@ class AttackedUpdate:
                 directions=directions,
             )
         except Exception as error:  # a foreign model may raise anything, and memory may end
-            self._refuse_batches(kind, f"{type(error).__name__}: {first_line(error)}")
+            self._refuse_batches(kind, describe_error(error))
             return None
         square_of_update = torch.stack([self._flat_pseudo_gradient[name][1] for name in names]).sum()
         *rows, last = torch.cat([compared.flatten(), square_of_update[None]]).tolist()

@@ -18,7 +18,7 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedsim.base.errors import FedsimError
+from fedsim.base.errors import error_reason
 from fedsim.base.files import append_text
 from fedsim.base.progress import listen_to_progress, report_progress
 
@@ -48,7 +48,7 @@ def main(grid: Grid, context: Context) -> None:
         with listen_to_progress(write_progress):
             server.load()(grid, context)
     except Exception as error:
-        log.error("%s", error if isinstance(error, FedsimError) else f"{type(error).__name__}: {error}")
+        log.error("%s", error_reason(error))
         raise
     finally:
         logger.removeHandler(handler)

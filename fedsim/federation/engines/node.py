@@ -20,7 +20,7 @@ from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.app.metadata import Metadata
 from flwr.clientapp import ClientApp
 
-from fedsim.base.errors import ends_training, error_reason, first_line
+from fedsim.base.errors import describe_error, ends_training, error_reason
 from fedsim.federation.engines.arrays import fill_record, make_lazy
 from fedsim.federation.engines.client_state import STATE_PREFIX, add_state, read_states
 from fedsim.federation.engines.cohort import DEVICE_FAILED, ORDER_RECORD, TOO_LATE, error_reply
@@ -184,7 +184,7 @@ def _call_app(app: ClientApp, message: Message, context: Context) -> Mapping[str
 def failure_reason(error: BaseException) -> str:
     """Return the reason of a client's failure; it begins with `DEVICE_FAILED` where its device is to blame."""
     if ends_training(error):
-        return f"{DEVICE_FAILED} ({type(error).__name__}: {first_line(error)})"
+        return f"{DEVICE_FAILED} ({describe_error(error)})"
     return error_reason(error)
 
 

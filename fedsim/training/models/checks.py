@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 
-from fedsim.base.errors import ConfigError
+from fedsim.base.errors import ConfigError, describe_error
 from fedsim.base.loss_term import add_model_term, describe_undeclared_term
 from fedsim.base.machine import total_memory
 from fedsim.data import Dataset
@@ -112,7 +112,7 @@ def check_model(model: Any, dataset: Dataset, sample: Tensor, name: str, *, atta
     try:
         outputs = model.train()(inputs)
     except (Exception, SystemExit) as error:  # a plug-in may raise anything
-        raise ConfigError(f"model: '{name}' does not take inputs of shape {shape}: {_first_line(error)}") from error
+        raise ConfigError(f"model: '{name}' does not take inputs of shape {shape}: {describe_error(error)}") from error
     got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
     if got != expected:
         raise ConfigError(
@@ -135,11 +135,6 @@ def check_model(model: Any, dataset: Dataset, sample: Tensor, name: str, *, atta
             torch.autograd.grad(squared_norm, variables, allow_unused=True)
     except (Exception, SystemExit) as error:
         purpose = "twice, which attacks need" if attacked else "to train it"
-        raise ConfigError(f"model: '{name}' cannot be differentiated {purpose}: {_first_line(error)}") from error
+        raise ConfigError(f"model: '{name}' cannot be differentiated {purpose}: {describe_error(error)}") from error
     if not gradients:
         raise ConfigError(f"model: no parameter of '{name}' has an influence on its outputs")
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"
