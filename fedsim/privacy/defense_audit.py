@@ -67,7 +67,7 @@ class DefenseAudit:
         return (
             f"No violation was found at epsilon = {self.promised:.4g} in {self.trials} trials of each neighbour, which "
             "does not prove that the program keeps its promise: a defect that shows in other layers, rounds, "
-            f"settings or devices alone would have been missed; {measured}."
+            f"settings, devices or earlier data alone would have been missed; {measured}."
         )
 
 

@@ -25,6 +25,13 @@ _EXCESS_VARIANCE = {"gaussian": 2.0, "laplace": 3.5, "skellam": 3.0}
 """Variance of the square of a difference of two such draws, in units of its squared mean."""
 _FARTHER = 1e3
 """Factor of inputs that are larger than the largest, of which clipping leaves the same."""
+_HIDDEN_SHARE = 0.125
+"""Difference of two updates that noise hides, in its standard deviations: it changes a test of any message in 5 %."""
+_HISTORIES = 24
+_HIDDEN_CLIENTS = 20
+"""Clients whose messages after these updates are compared; over half of 5 % in each have a chance under 1e-8."""
+_LEAST_CHANGE = 0.05
+"""Relative change of a message that counts."""
 _TOLERANCE = 1e-3
 """Relative error of float32 up to which two results count as equal."""
 _LEAST_SHARE = 0.1
@@ -153,7 +160,7 @@ def probe_noise(audited: AuditedDefense, mechanism: Mechanism) -> list[ProbeResu
         distance = measure_sensitivity(audited, mechanism.noise, last)
         results.append(_compare_scale(at_end, mechanism, distance, last, in_release=f" in release {last}"))
         results.append(_compare_histories(audited, mechanism, inputs["a large gradient"]))
-        results.append(_compare_hidden_histories(audited, mechanism, variances["zeros"]))
+        results.append(_compare_hidden_histories(audited, variances["zeros"]))
     return results
 
 
@@ -291,23 +298,46 @@ def _find_smallest_scale(holds: Callable[[float], bool]) -> float:
     return float(10**high)
 
 
-def _compare_hidden_histories(
-    audited: AuditedDefense, mechanism: Mechanism, noise: Mapping[str, NoiseVariance]
-) -> ProbeResult:
-    """Compare the noise of the second release after data that the noise of the first one hides.
+def _compare_hidden_histories(audited: AuditedDefense, noise: Mapping[str, NoiseVariance]) -> ProbeResult:
+    """Look for a length of earlier data at which the next message changes, though noise hides the difference.
 
-    With the same randomness both messages are nearly the same, and so is whatever follows from them.
+    Each history is longer than the one before by a small share of the noise, so under the same randomness their
+    messages are nearly the same. Where a defense follows these messages, few clients change what they send next from
+    one history to another; where most of them do, it follows the data.
 
     Args:
         noise: of the first release, by layer.
     """
     question = "noise does not depend on earlier data that are hidden in their message"
-    deviation = math.sqrt(min(variance.mean for variance in noise.values()))
-    variances = {}
-    for name, share in (("zeros after a hidden gradient", 1e-3), ("zeros after a larger one", 1e-2)):
-        history = torch.full((1, SIZE), share * deviation)
-        variances[name] = _measure_variances(audited, torch.zeros(1, SIZE), "hidden", 2, history)
-    return _compare_inputs(variances, mechanism, question)
+    step = _HIDDEN_SHARE * math.sqrt(min(variance.mean for variance in noise.values()))
+    if not step:
+        return ProbeResult(question=question, unknown="a layer has no noise")
+    direction = torch.randn(1, SIZE, generator=generator("defense audit", "hidden"))
+    direction /= direction.norm()
+    most_changed, length = 0, 0.0
+    previous: list[Tensor] = []
+    for number in range(_HISTORIES + 1):
+        history = number * step * direction
+        released = [
+            _make_release(audited, torch.zeros(1, SIZE), 2, "hidden", client, history=history)
+            for client in range(_HIDDEN_CLIENTS)
+        ]
+        changes = [float((new - old).norm() / old.norm()) for new, old in zip(released, previous, strict=False)]
+        changed = sum(change > _LEAST_CHANGE for change in changes)
+        if changed > most_changed:
+            most_changed, length = changed, number * step
+        previous = released
+    counted = f"{most_changed} of {_HIDDEN_CLIENTS} clients"
+    violation = (
+        f"{counted} send something else after an update that is {length:.3g} long than after one that is "
+        f"{length - step:.3g} long, which their noise hides, so its size reveals the data; let it follow from messages "
+        "alone"
+    )
+    return ProbeResult(
+        question=question,
+        violation=violation if most_changed > _HIDDEN_CLIENTS / 2 else "",
+        seen=f"at most {counted} change, of updates up to {_HISTORIES * step:.3g} long in one direction",
+    )
 
 
 def _compare_inputs(

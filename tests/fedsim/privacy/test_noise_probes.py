@@ -74,6 +74,28 @@ class HalfTheNoiseAfterClipping(LocalNoise):
         return 0.5 if before > 20 * CLIP else 1.0
 
 
+class HalfTheNoiseAfterShortUpdates(LocalNoise):
+    """It halves its noise after an update that is shorter than half of the clip."""
+
+    def noise_share(self, update: State, context: LocalContext) -> float:
+        before = context.memory.get("norm", torch.tensor(CLIP))
+        context.memory["norm"] = torch.stack([tensor.norm() for tensor in update.values()]).norm()
+        return 0.5 if before < CLIP / 2 else 1.0
+
+
+class NoiseByPastMessage(LocalNoise):
+    """Its noise is less after a message whose sum is positive, which tells nothing that the message did not."""
+
+    def on_update(self, update: State, context: LocalContext) -> State:
+        sent = super().on_update(update, context)
+        context.memory["sum"] = torch.stack([tensor.sum() for tensor in sent.values()]).sum()
+        return sent
+
+    def noise_share(self, update: State, context: LocalContext) -> float:
+        del update
+        return 1.5 if context.memory.get("sum", torch.tensor(1.0)) > 0 else 3.0
+
+
 class RestIsSentLater(LocalNoise):
     """What clipping cuts off is added to the next update, before that is clipped, too."""
 
@@ -188,7 +210,8 @@ def find_violations_in_noise(defense: LocalNoise) -> list[str]:
         (OneStreamForLayers, "the noise of first.weight and last.weight has a correlation of 1.000"),
         (OneDrawForRows, "the noise of neighbouring numbers of"),
         (RoundsLeftOut, "more releases than are accounted for"),
-        (NoiseBySmallPastNorm, "times as large at zeros after a larger one as at zeros after a hidden gradient"),
+        (NoiseBySmallPastNorm, "20 of 20 clients send something else after an update that is"),
+        (HalfTheNoiseAfterShortUpdates, "20 of 20 clients send something else after an update that is"),
         (NoiseByPastNorm, "0.000 times as large at zeros after a barely clipped one"),
         (HalfTheNoiseAfterClipping, "2.000 times as large at zeros after a barely clipped one"),
     ],
@@ -204,7 +227,7 @@ def test_a_sampling_that_is_claimed_and_not_done_is_found() -> None:
 
 
 @pytest.mark.parametrize(
-    "cls", [pytest.param(LocalNoise, marks=pytest.mark.thorough), OneReleaseForAll, RestIsSentLater]
+    "cls", [pytest.param(LocalNoise, marks=pytest.mark.thorough), OneReleaseForAll, RestIsSentLater, NoiseByPastMessage]
 )
 def test_sound_noise_passes_however_its_releases_are_declared(cls: type[LocalNoise]) -> None:
     assert find_violations_in_claims(cls()) == find_violations_in_noise(cls()) == []
