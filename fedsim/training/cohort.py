@@ -196,14 +196,11 @@ def local_updates(
         # Compute all clients' gradients.
         inputs, labels, weights = plan.batch(step)
         training = plan.is_training(step)
-        if shares[0].hooks is None:
-            step_losses, gradient = _gradients(model, state, inputs, labels, weights, objective)
-        else:
-            hooks = [
-                share.hooks if is_training else None
-                for share, is_training in zip(shares, training.tolist(), strict=True)
-            ]
-            step_losses, gradient = _clipped_gradients(model, state, inputs, labels, weights, objective, hooks)
+        hooks = None
+        if shares[0].hooks is not None:
+            pairs = zip(shares, training.tolist(), strict=True)
+            hooks = [share.hooks if is_training else None for share, is_training in pairs]
+        step_losses, gradient = _gradients(model, state, inputs, labels, weights, objective, hooks)
         losses += step_losses
         # Take one step of SGD with those that still train.
         for name, start in before.items():
@@ -229,41 +226,31 @@ def local_updates(
 
 
 def _gradients(
-    model: nn.Module, state: State, inputs: Tensor, labels: Tensor, weights: Tensor, loss: Loss
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Compute loss and gradient of each client's batch; `state` is `client ...` by parameter.
-
-    No client's loss depends on another's weights, so the gradient of the sum of losses is the
-    gradient of each.
-    """
-    state = {name: tensor.detach().requires_grad_() for name, tensor in state.items()}
-    logits = _forward(model, "", state, inputs, [])
-    example_losses = loss(logits.flatten(0, 1), labels.flatten(0, 1), reduction="none").view(labels.shape[:2])
-    losses = (example_losses * weights).sum(1)
-    gradients = torch.autograd.grad(losses.sum(), list(state.values()))
-    return losses.detach(), dict(zip(state, gradients, strict=True))
-
-
-def _clipped_gradients(
     model: nn.Module,
     state: State,
     inputs: Tensor,
     labels: Tensor,
     weights: Tensor,
     loss: Loss,
-    hooks: Sequence[TrainingHooks | None],
+    hooks: Sequence[TrainingHooks | None] | None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Compute losses as `_gradients`, and the gradients that defenses make of clipped sums.
+    """Compute loss and gradient of each client's batch.
 
     Args:
-        hooks: by client; None for one that has taken all its steps.
+        state: `client ...` by parameter.
+        hooks: by client, None for one that has taken all its steps; their defenses make gradients of clipped sums.
+            None where no defense does.
     """
     state = {name: tensor.detach().requires_grad_() for name, tensor in state.items()}
     calls: list[ParameterCall] = []
     logits = _forward(model, "", state, inputs, calls)
     example_losses = loss(logits.flatten(0, 1), labels.flatten(0, 1), reduction="none").view(labels.shape[:2])
-    gradients = clipped_gradients(state, calls, example_losses, weights > 0, hooks)
-    return (example_losses * weights).sum(1).detach(), gradients
+    losses = (example_losses * weights).sum(1)
+    if hooks is not None:
+        return losses.detach(), clipped_gradients(state, calls, example_losses, weights > 0, hooks)
+    # No client's loss depends on another's weights, so the gradient of the sum of losses is the gradient of each.
+    gradients = torch.autograd.grad(losses.sum(), list(state.values()))
+    return losses.detach(), dict(zip(state, gradients, strict=True))
 
 
 def _forward(module: nn.Module, name: str, state: State, inputs: Tensor, calls: list[ParameterCall]) -> Tensor:
