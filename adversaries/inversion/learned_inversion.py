@@ -163,7 +163,7 @@ class LearnedInversion(Attack):
         progress: Progress,
     ) -> Tensor:
         """Return the most probable dummy data near the estimate; `start` where nothing is found."""
-        likelihood = MessageLikelihood.of_problem(problem, _MODEL_ERROR)
+        likelihood = MessageLikelihood.from_problem(problem, _MODEL_ERROR)
         recipe = Recipe(
             update_model=choose_training_model(problem),
             distance=likelihood,

@@ -105,7 +105,7 @@ class MaximumAPosteriori(GradientInversion):
     def _recipe(self, problem: InversionProblem) -> Recipe:
         return Recipe(
             update_model=self._update_model(problem),
-            distance=MessageLikelihood.of_problem(problem, self.model_error),
+            distance=MessageLikelihood.from_problem(problem, self.model_error),
             step_size=self.step_size,
             schedule=cosine_schedule,
             distance_schedule=annealing_schedule,

@@ -75,7 +75,7 @@ class ExampleComponents:
     left_out: float
 
     @classmethod
-    def of_fit(cls, fit: ComponentFit, records: Records) -> ExampleComponents:
+    def from_fit(cls, fit: ComponentFit, records: Records) -> ExampleComponents:
         """Return the components of a fit to auxiliary records."""
         norms = fit.total.norm(dim=1, keepdim=True)
         varies = norms[:, 0] > _LEAST_DEVIATION * norms.max()
@@ -157,7 +157,7 @@ def train_inverter(
         AttackError: there are too few auxiliary records, or clients cannot be simulated.
     """
     assert knowledge.auxiliary is not None
-    components = ExampleComponents.of_fit(fit, knowledge.auxiliary)
+    components = ExampleComponents.from_fit(fit, knowledge.auxiliary)
     clients = _ClientDraws(update, knowledge, components, key)
     # Find the components of messages, from clients without defenses.
     kept = clients.choose_numbers()

@@ -131,10 +131,8 @@ def _with_seeded_globals(attack: Attack, tasks: Iterable[VictimTask]) -> Iterato
 
     outcomes = attack.run_several(seeded_tasks())
     while True:
-        with (
-            seed_globals_with(0),
-            lend_generators(),
-        ):  # only while it works: the receiver of the outcome has the generators as they were
+        # Only while it works: the receiver of the outcome has the generators as they were.
+        with seed_globals_with(0), lend_generators():
             item = next(outcomes, None)
         if item is None:
             return

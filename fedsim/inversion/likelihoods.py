@@ -51,7 +51,7 @@ class MessageLikelihood:
     censors: bool = True
 
     @classmethod
-    def of_problem(cls, problem: InversionProblem, model_error: float) -> Self:
+    def from_problem(cls, problem: InversionProblem, model_error: float) -> Self:
         """Return the likelihood with what occurs in `problem.noise`."""
         noise = problem.noise or MessageNoise()
         censors = any(bool((bound > 0).any()) for bound in noise.bounds.values())
