@@ -39,6 +39,8 @@ def load_config(path: Path, overrides: Iterable[str] = (), *, trust: bool = Fals
             user's own.
     """
     tables, is_own = read_toml(path, overrides), not is_in_run_folder(path)
+    if "sweep" in tables:
+        raise ConfigError(f"{path}: has a [sweep] table, so it is not a single experiment; `fedsim sweep` runs it")
     if is_own:
         allow_code(tables)
     config = config_of(tables, str(path), path.parent)

@@ -215,6 +215,12 @@ def test_errors_of_the_file_name_the_file(file: Path) -> None:
         load_config(file, ["federation.clients=0"])
 
 
+def test_a_sweep_is_no_experiment_and_says_what_runs_it(file: Path) -> None:
+    file.write_text('[sweep]\nbase = "quickstart.toml"\n')
+    with pytest.raises(ConfigError, match=re.escape(f"{file}: has a [sweep] table, so it is not a single experiment")):
+        load_config(file)
+
+
 def test_broken_toml_says_where(file: Path) -> None:
     file.write_text("[federation]\nclients = = 3\n")
     with pytest.raises(ConfigError, match=r"is not valid TOML: .*line 2"):
