@@ -35,7 +35,12 @@ _LEAST_RESEMBLANCE = 0.5
 def warn_of_replies(updates: Sequence[Update]) -> None:
     """Warn where replies do not look like the weights that they are read as."""
     first = updates[0]
-    copies = [_are_states_equal(first.payload.arrays(), update.payload.arrays()) for update in updates[1:]]
+    # Models before and after removals of clients are imported as one reply to different broadcasts.
+    copies = [
+        _are_states_equal(first.payload.arrays(), update.payload.arrays())
+        and _are_states_equal(first.before, update.before)
+        for update in updates[1:]
+    ]
     if copies and all(copies):
         log.warning(
             "round %d: %s %d replies are identical; either no client trains, or these are copies of an aggregate",

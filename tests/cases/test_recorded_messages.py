@@ -192,6 +192,17 @@ def test_gradients_that_differ_are_not_said_to_be_identical(caplog: pytest.LogCa
     assert "all 2 replies are identical" in caplog.text
 
 
+def test_one_model_before_the_removals_of_two_clients_is_no_copied_aggregate(caplog: pytest.LogCaptureFixture) -> None:
+    """As docs/how-to/audit-an-unlearning.md imports them: each model after a removal is a broadcast."""
+    before_removal = {"w": torch.ones(2)}
+    updates = [
+        build_update({"w": torch.full((2,), value)}, before_removal, "weights", client=client)
+        for client, value in enumerate((0.8, 0.9))
+    ]
+    warn_of_replies(updates)
+    assert caplog.text == ""
+
+
 ATTACKS = ("inverting-gradients", "dlg", "spear-ica", "label-counts", "llg")
 
 
