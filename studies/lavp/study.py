@@ -10,10 +10,10 @@ from functools import cache
 from itertools import product
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import torch
 from matplotlib import pyplot as plt
+from matplotlib.ticker import LogLocator
 from torch import Tensor, nn
 
 from fedsim.base import metrics
@@ -38,7 +38,15 @@ from studies.messages import (
     trained_states,
 )  # fmt: skip
 from studies.running import STUDIES, Row, read_rows
-from studies.writing import draw_places, format_drawn, kept_details, kept_result, save_picture, spearman_of_rows
+from studies.writing import (
+    draw_places,
+    format_drawn,
+    kept_details,
+    kept_result,
+    save_picture,
+    set_style,
+    spearman_of_rows,
+)
 
 DATA: dict[str, dict[str, Any]] = {
     "cifar10": {"name": "cifar10"},
@@ -276,24 +284,26 @@ def format_correlation(pairs: Sequence[tuple[ByImage, ByImage]]) -> str:
 
 
 def draw(rows: Sequence[Mapping[str, str]]) -> None:
-    """Draw measures against the MSE, CIFAR-10, as the paper's Fig. 2."""
-    mpl.rcParams["svg.hashsalt"] = "fedsim"
+    """Draw measures, those of LAVP after 10 steps, against the MSE, CIFAR-10, as the paper's Fig. 2."""
+    set_style(8)
     quality, measured = qualities(), measures()
-    names = [*PAPER_NAMES, "expected-error-l2.error", "expected-error-cosine.error"]
-    names = [name for name in names if any(name == measure for _, _, measure in measured)]
+    titles = {name.replace("lavp.", "lavp-10."): title for name, title in PAPER_NAMES.items()}
+    titles |= {f"expected-error-{distance}.error": f"expected-error, {distance}" for distance in DISTANCES}
     colours = dict(zip(EPOCHS["cifar10"], ("#0072B2", "#D55E00", "#009E73", "#CC79A7"), strict=True))
-    figure, axes = plt.subplots(2, len(names), figsize=(2.2 * len(names), 4.4), sharey="row", sharex="col")
-    for line, distance in zip(axes, DISTANCES, strict=True):
-        for axis, name in zip(line, names, strict=True):
-            for model, colour in colours.items():
-                values = measured.get(("cifar10", model, name), {})
-                mse = quality.get(("cifar10", model, distance, "mse"), {})
-                images = [image for image in values if image in mse and values[image] > 0]
-                x, y = [values[image] for image in images], [mse[image] for image in images]
-                axis.scatter(x, y, s=3, color=colour, label=model, linewidths=0)
-            axis.set(xscale="log", yscale="log")
-        line[0].set_ylabel(f"MSE by {distance}")
-    for axis, name in zip(axes[-1], names, strict=True):
-        axis.set_xlabel(PAPER_NAMES.get(name, name), fontsize=7)
-    axes[0][0].legend(fontsize=6, markerscale=2)
-    save_picture(figure, "lavp.svg")
+    figure, axes = plt.subplots(2 * len(DISTANCES), 4, figsize=(8.8, 8.8), sharey="row")
+    for (distance, name), axis in zip(product(DISTANCES, titles), axes.flat, strict=True):
+        for model, colour in colours.items():
+            values = measured.get(("cifar10", model, name), {})
+            mse = quality.get(("cifar10", model, distance, "mse"), {})
+            images = [image for image in values if image in mse and values[image] > 0]
+            x, y = [values[image] for image in images], [mse[image] for image in images]
+            axis.scatter(x, y, s=6, color=colour, label=model, linewidths=0)
+        axis.set(xscale="log", yscale="log", xlabel=titles[name])
+        axis.minorticks_off()  # whose labels would overlap
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.yaxis.set_major_formatter("{x:g}")
+        if axis in axes[:, 0]:
+            axis.set_ylabel(f"MSE by {distance}")
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncols=len(colours), frameon=False, markerscale=2)
+    save_picture(figure, "lavp.svg", legend_height=0.03)
