@@ -369,14 +369,15 @@ def draw(rows: Sequence[Mapping[str, str]]) -> None:
 
 def draw_states(points: pd.DataFrame) -> None:
     """Draw Figs. 2 and 4: MSE and LPIPS by epochs, best LPIPS by width, and LPIPS of all networks."""
-    figure, axes = plt.subplots(1, 4, figsize=(12, 3))
+    figure, grid = plt.subplots(2, 2, figsize=(9, 6))
+    axes = grid.flatten()
     for mode in MODES:
         draw_epochs(axes[0], points, "resnet18", mode, "mse")
         draw_epochs(axes[1], points, "resnet18", mode, "lpips")
         best = [best_epoch(points, model, mode)[1].lpips for model in RESNETS]
         means, deviations = [values.mean() for values in best], [values.std() for values in best]
         axes[2].errorbar(range(len(RESNETS)), means, deviations, color=COLOURS[mode], marker="o", ms=4, lw=1)
-        axes[2].set_xticks(range(len(RESNETS)), RESNETS, fontsize=7)
+        axes[2].set_xticks(range(len(RESNETS)), RESNETS)
         for model in MODELS:
             draw_epochs(axes[3], points, model, mode, "lpips", errors=False)
     titles = ("ResNet18 (Fig. 2, left)", "ResNet18 (Fig. 2, right)", "Best epoch (Fig. 4)", "All networks")
@@ -384,8 +385,8 @@ def draw_states(points: pd.DataFrame) -> None:
         axis.set(title=title, ylabel=label)
     for axis in (axes[0], axes[1], axes[3]):
         axis.set_xlabel("epochs of training")
-    axes[0].legend(fontsize=7)
-    axes[3].legend(handles=list(network_marks()), fontsize=6, loc="center left", bbox_to_anchor=(1, 0.5))
+    axes[0].legend()
+    axes[3].legend(handles=list(network_marks()), fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     save_picture(figure, "angular-states.svg")
 
 
