@@ -78,7 +78,9 @@ def attack_gradients(network: str, tv_weight: float, width: float) -> list[Row]:
 def attack_federation(defense: str, seed: int, width: float) -> list[Row]:
     """Attack the victims of the study `trust` by `map`, which knows the defense."""
     run, adversary = record_case(defense, seed), case_tables(defense, seed)[1]
-    table = {**ATTACKS["map"], "relu_width": width, "label": "map"}
+    # The run's folder keeps the scores of all widths, and of the study `trust`, side by side.
+    label = f"map, width {width:g}"
+    table = {**ATTACKS["map"], "relu_width": width, "label": label}
     adversary = {**adversary, "knowledge": {**adversary["knowledge"], "defenses": True}}
     audit = open_audit(
         run.path, validate_tables(AttackFile, {"adversary": adversary, "attack": [table]}, defense), trust=True
@@ -86,6 +88,8 @@ def attack_federation(defense: str, seed: int, width: float) -> list[Row]:
     failures, unscored = audit.run(), list[str]()
     rows: dict[int, Row] = {}
     for score in audit.score(unscored):
+        if score["attack"] not in (label, f"{label} adaptive"):
+            continue
         row = rows.setdefault(int(score["victim"]), {"client": score["victim"]})
         if score["metric"] == "l_sim":
             row["distance"] = score["value"]
