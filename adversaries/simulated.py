@@ -64,7 +64,7 @@ class SimulatedClients:
 
     def flatten_update(self, update: Update) -> Tensor:
         """Return `parameter`, w_t - w_k, or the gradient that was sent."""
-        where = f"round {update.round}, client {update.client}"
+        where = update.where
         model = self._network.load(update.before, where)
         states = named_states(update, model, where)
         names = _trained_names(model)
@@ -103,7 +103,7 @@ class SimulatedClients:
         common_key: tuple[int | str, ...],
     ) -> Tensor:
         """Train one client; what all clients draw alike follows from `common_key`."""
-        where = f"round {template.round}, client {template.client}"
+        where = template.where
         knowledge = self._knowledge
         model = self._network.load(template.before, where)
         sends_gradient = template.gradient is not None

@@ -289,7 +289,7 @@ class _Round:
     @classmethod
     def from_update(cls, update: Update, model: nn.Module, device: torch.device) -> _Round:
         """Read one update."""
-        where = f"round {update.round}, client {update.client}"
+        where = update.where
         for state in (update.before, update.after, update.gradient or {}):
             if broken := non_finite_names(state):
                 raise AttackError(

@@ -124,7 +124,7 @@ class ClientSize(Attack):
         lowest, count, highest = (sizes.to_count(end) for end in ends)
         if highest == sizes.largest:
             warn(
-                f"{self.title}: round {update.round}, client {update.client}: N may be above {sizes.largest}, the "
+                f"{self.title}: {update.where}: N may be above {sizes.largest}, the "
                 "number of auxiliary records, up to which clients were simulated; raise adversary.auxiliary"
             )
         return ExampleCount(count=count, lowest=lowest, highest=highest)

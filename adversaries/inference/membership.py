@@ -79,7 +79,7 @@ class CandidateScorer:
         """Return by how much each candidate's loss is smaller on the returned model than on the broadcast one."""
         rows = list[Tensor]()
         for update, returned in zip(updates, self.negative_losses(updates), strict=True):
-            where = _describe_message(update)
+            where = update.where
             rows.append(self._losses(self._compute_logits(update.before, where), where) + returned)
         return torch.stack(rows)
 
@@ -154,7 +154,7 @@ class CandidateScorer:
     def _iterate_outputs(self, updates: Sequence[Update]) -> Iterator[tuple[Tensor, str]]:
         """Yield each returned model's outputs `candidate output`, and the message's description."""
         for update in updates:
-            where = _describe_message(update)
+            where = update.where
             yield self._compute_logits(returned_weights(update, _GRADIENT_REMEDY), where), where
 
     @torch.no_grad()
@@ -173,7 +173,7 @@ class CandidateScorer:
     def gradient_products(self, updates: Sequence[Update]) -> GradientProducts:
         """Compute the products of one round's updates and the candidates' gradients, in float64."""
         assert self._loss is not None
-        network = self._load_per_example_network(updates[0].before, _describe_message(updates[0]))
+        network = self._load_per_example_network(updates[0].before, updates[0].where)
         client_updates = self._stack_updates(updates, network)
 
         # Compute the candidates' gradients in chunks that fit in memory.
@@ -209,7 +209,7 @@ class CandidateScorer:
 
     def _stack_updates(self, updates: Sequence[Update], network: nn.Module) -> dict[str, Tensor]:
         """Return the update I of each trained parameter, `client number`."""
-        client_states = [named_states(update, network, _describe_message(update)) for update in updates]
+        client_states = [named_states(update, network, update.where) for update in updates]
         parameters = dict(network.named_parameters())
         trained = [name for name, parameter in parameters.items() if parameter.requires_grad]
         stacked = {}
@@ -219,7 +219,7 @@ class CandidateScorer:
         for index, update in enumerate(updates):
             if not all(rows[index].isfinite().all() for rows in stacked.values()):
                 raise AttackError(
-                    f"{_describe_message(update)}: its update holds NaN or infinite values; inspect other rounds or "
+                    f"{update.where}: its update holds NaN or infinite values; inspect other rounds or "
                     "attack another victim"
                 )
         return {name: rows.to(parameters[name]) for name, rows in stacked.items()}
@@ -296,10 +296,6 @@ def _class_log_odds(logits: Tensor, labels: Tensor) -> Tensor:
     classes = labels[:, None]
     other_logits = logits.scatter(1, classes, -torch.inf)
     return logits.gather(1, classes).squeeze(1) - other_logits.logsumexp(1)
-
-
-def _describe_message(update: Update) -> str:
-    return f"round {update.round}, client {update.client}"
 
 
 def split_evenly(values: Tensor, max_size: int) -> tuple[Tensor, ...]:

@@ -148,7 +148,7 @@ class PropertyInference(Attack):
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import StandardScaler
 
-        where, count = f"round {update.round}, client {update.client}", update.num_examples
+        where, count = update.where, update.num_examples
         if round(self.absent * count) == round(self.present * count):
             raise AttackError(
                 f"{where}: N is {count}, and the shares {self.absent:g} and {self.present:g} of it are the same "

@@ -102,7 +102,7 @@ class LabelsFromUpdates(Attack):
         confidences = _Confidences(self, knowledge)
 
         def solve_shares(update: Update) -> Tensor:
-            where = f"round {update.round}, client {update.client}"
+            where = update.where
 
             # Read the change of the last layer's bias.
             network, probes = confidences.network.load(update.before, where), confidences.probes
@@ -181,7 +181,7 @@ class _Confidences:
 
     def simulate(self, update: Update, shares: Tensor, rng: torch.Generator) -> Tensor:
         """Estimate S along a simulated training on auxiliary records with these shares of classes."""
-        where, knowledge = f"round {update.round}, client {update.client}", self._knowledge
+        where, knowledge = update.where, self._knowledge
         num_examples = update.num_examples
         drawn = self._draw_records(shares, num_examples, rng)
         inputs, labels = self._inputs[drawn], self._labels[drawn].to(self._inputs.device)

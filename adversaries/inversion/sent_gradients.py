@@ -115,7 +115,7 @@ def _describe_fault(update: Update) -> str:
     """Say why a gradient cannot be matched; return an empty string if it can."""
     if update.gradient is None:
         raise AttackError(
-            f"round {update.round}, client {update.client}: weights were sent, expected a gradient; attack rounds of "
+            f"{update.where}: weights were sent, expected a gradient; attack rounds of "
             "FedSGD, or updates with another attack"
         )
     for state, kind in ((update.before, "weight"), (update.gradient, "gradient of"), (update.after, "returned")):

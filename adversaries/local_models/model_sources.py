@@ -89,8 +89,7 @@ def returned_weights(update: Update, remedy: str = "choose another source") -> S
     """
     if update.gradient is not None:
         raise AttackError(
-            f"round {update.round}, client {update.client}: sent a gradient, no weights, so that there is no returned "
-            f"model to attack; {remedy}"
+            f"{update.where}: sent a gradient, no weights, so that there is no returned model to attack; {remedy}"
         )
     return update.after
 

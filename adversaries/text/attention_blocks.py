@@ -293,14 +293,14 @@ def check_num_texts(update: Update) -> None:
     """Raise AttackError where a client reports no examples."""
     if update.num_examples < 1:
         raise AttackError(
-            f"round {update.round}, client {update.client}: N is {update.num_examples}, so nothing says how many texts "
+            f"{update.where}: N is {update.num_examples}, so nothing says how many texts "
             "to look for; attack a client that reports its num_examples"
         )
 
 
 def read_transformer(update: Update, knowledge: Knowledge) -> tuple[TransformerModule, NamedStates, str]:
     """Return the transformer at w_0 in float64, the message under its names, and what to call the message in errors."""
-    where = f"round {update.round}, client {update.client}"
+    where = update.where
     model = find_transformer(knowledge, where)
     states = named_states(update, model, where)
     model.load_state_dict({**model.state_dict(), **states.before})

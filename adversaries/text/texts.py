@@ -206,7 +206,7 @@ class EmbeddingRows(Attack):
         embedding = read_embedding(update, model, layer)
 
         # Rank the words with a gradient, and fill the texts with them.
-        words = tokens_with_gradient(embedding, f"round {update.round}, client {target.victim}")
+        words = tokens_with_gradient(embedding, update.where)
         ranked = words[embedding.update[words].norm(dim=1).argsort(descending=True, stable=True)]
         assert knowledge.input_shape is not None
         positions = torch.arange(update.num_examples * knowledge.input_shape[0])

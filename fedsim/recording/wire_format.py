@@ -34,7 +34,7 @@ class Update:
         members: ids of the clients whose sum it is (secure aggregation); `client` is the first of
             them.
         message: number, from 1, of the server's message to this client in this round that it
-            answers.
+            answers; 0 for a message that is only expected, as it has to be checked before a federation runs.
         remarks: sentences on unexpected shapes or types of its tensors; see `Payload.remarks`.
         gradient_move: by name, w_t - w_T as the client's local gradients alone would have given it,
             without what its algorithm added to them and the server knows, such as control variates;
@@ -53,6 +53,11 @@ class Update:
     message: int = 1
     remarks: tuple[str, ...] = ()
     gradient_move: State | None = None
+
+    @property
+    def where(self) -> str:
+        """Name the message, as sentences about it begin."""
+        return f"round {self.round}, client {self.client}" if self.message else "the clients"
 
     @cached_property
     def after(self) -> State:

@@ -94,14 +94,14 @@ def count_labels(
     """
     probes = _noise_inputs(model, knowledge, rng)
     name = last_bias_name(model, probes)
-    states = named_states(update, model, f"round {update.round}, client {update.client}")
+    states = named_states(update, model, update.where)
     owns_weights = has_own_weights(model, probes)
     directions = layer_directions(name, states, knowledge.defenses_in(update.round), owns_weights=owns_weights)
     movement = directions[name]
     if not movement.any():
         if not model.get_parameter(name).requires_grad:
             raise untrained_layer_error(name)
-        warn(f"round {update.round}, client {update.client}: {name} was not sent; labels are guesses")
+        warn(f"{update.where}: {name} was not sent; labels are guesses")
     form = logit_gradient(knowledge.loss or cross_entropy, len(movement), knowledge.device)
     count = update.num_examples
     if update.gradient is not None:
@@ -191,7 +191,7 @@ def _read_absent_class(movement: Tensor, p: Tensor) -> float:
 
 
 def _warn_of_guesses(update: Update, cause: str) -> None:
-    warn(f"round {update.round}, client {update.client}: {cause}; counts may come near to guessing")
+    warn(f"{update.where}: {cause}; counts may come near to guessing")
 
 
 def _simulate_last_layer(
