@@ -47,6 +47,7 @@ from fedsim.recording.control_variates import split_controls
 from fedsim.recording.header import straggler_reason
 from fedsim.recording.payloads import State
 from fedsim.recording.recorder import Recorder, RecordingPlan
+from fedsim.recording.wire_format import non_finite_names
 from fedsim.training.loop import evaluate, evaluate_constant
 from fedsim.training.model_state import running_statistics
 from fedsim.training.settings import LocalTraining
@@ -491,7 +492,7 @@ def _check_aggregate(experiment: Experiment, number: int, returned: object, befo
     of weights that a strategy cut off at the point.
 
     Raises:
-        RunError: it is something else, or tensors are missing, of another shape or no real numbers.
+        RunError: it is something else, or tensors are missing, of another shape, no real numbers or not finite.
     """
     returns = f"round {number}: aggregate_train of strategy '{experiment.config.strategy.name}' returns"
     if not isinstance(returned, tuple | list) or len(returned) != 2:
@@ -510,6 +511,11 @@ def _check_aggregate(experiment: Experiment, number: int, returned: object, befo
             raise RunError(
                 f"{returns} {name} as {aggregate[name].dtype}, and the model has real numbers; return floats"
             )
+    if broken := non_finite_names(read_state(aggregate)):
+        raise RunError(
+            f"{returns} NaN or infinite values in {join_first(broken, 3)}; lower the step size in [strategy], or find "
+            "what it divides by"
+        )
     return aggregate
 
 
