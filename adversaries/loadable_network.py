@@ -11,6 +11,7 @@ from torch import nn
 from fedsim.base.errors import AttackError
 from fedsim.interfaces.attack import Knowledge
 from fedsim.inversion.batch_norm import copy_with_batch_statistics
+from fedsim.inversion.named_states import find_absent_names, missing_part_error
 from fedsim.recording.wire_format import State, match_any_names, non_finite_names
 from fedsim.training.model_state import load_state, running_statistics
 
@@ -69,6 +70,8 @@ def match_state(model: nn.Module, state: State, where: str) -> tuple[State, bool
     for names in name_lists:
         shape_maps.append({name: model_state[name].shape for name in names})
     named_state = match_any_names(state, shape_maps)
+    if named_state is None and (absent := find_absent_names(state, model)):
+        raise missing_part_error(absent, where)
     if named_state is None and len(state) < len(parameters):
         raise AttackError(
             f"{where}: holds {len(state)} of the {len(parameters)} tensors that clients train, as where a part of the "

@@ -62,9 +62,15 @@ class SimulatedClients:
         self._value_range = _value_range_as_tuples(knowledge)
         self._defenses_by_moment: dict[tuple[int, int], list[Defense]] = {}
 
+    def check_message(self, update: Update) -> None:
+        """Raise AttackError where clients that send messages of the form of `update` are not simulated."""
+        self.flatten_update(update)
+        plan = self._client_plan(update, update.num_examples)
+        self._configured_defenses(update.num_examples, plan, update.round, update.name)
+
     def flatten_update(self, update: Update) -> Tensor:
         """Return `parameter`, w_t - w_k, or the gradient that was sent."""
-        where = update.where
+        where = update.name
         model = self._network.load(update.before, where)
         states = named_states(update, model, where)
         names = _trained_names(model)
@@ -103,7 +109,7 @@ class SimulatedClients:
         common_key: tuple[int | str, ...],
     ) -> Tensor:
         """Train one client; what all clients draw alike follows from `common_key`."""
-        where = template.where
+        where = template.name
         knowledge = self._knowledge
         model = self._network.load(template.before, where)
         sends_gradient = template.gradient is not None

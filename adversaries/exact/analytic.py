@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from adversaries.exact.attack import build_finding
-from adversaries.exact.layer import FirstLayer, check_first_layer, read_first_layer
+from adversaries.exact.layer import FirstLayer, check_first_layer, check_first_layer_is_sent, read_first_layer
 from fedsim.base.errors import AttackError
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Attack, Knowledge, Paper, Progress, Target
 from fedsim.interfaces.findings import Finding
+from fedsim.recording.wire_format import Update
 
 _SAME_INPUT = 1e-3
 """Inputs are the same if their largest difference is below this share of the range."""
@@ -48,6 +49,10 @@ class Analytic(Attack):
     def check_facts(self, knowledge: Knowledge, num_examples: int | None = None, granted: Collection[str] = ()) -> None:
         """Refuse a network without a first linear layer that it reads."""
         check_first_layer(knowledge, relu=False)
+
+    def check_message(self, update: Update, knowledge: Knowledge) -> None:
+        """Refuse messages without that layer."""
+        check_first_layer_is_sent(update, knowledge)
 
     def _run(self, target: Target, progress: Progress) -> Finding:
         layer = read_first_layer(target.read_update(), target.knowledge, relu=False)

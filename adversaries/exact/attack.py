@@ -11,11 +11,18 @@ import torch
 from torch import Tensor
 
 from adversaries.exact.consistency import certify_inputs, repair_columns, subtract_unknown_inputs
-from adversaries.exact.layer import FirstLayer, check_first_layer, read_first_layer, read_labels
+from adversaries.exact.layer import (
+    FirstLayer,
+    check_first_layer,
+    check_first_layer_is_sent,
+    read_first_layer,
+    read_labels,
+)
 from adversaries.exact.mixture import InputMixture
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import ALL, Attack, Knowledge, Paper, Progress, Target, warn
 from fedsim.interfaces.findings import Finding, Reconstruction
+from fedsim.recording.wire_format import Update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +65,10 @@ class FirstLayerAttack(Attack):
     def check_facts(self, knowledge: Knowledge, num_examples: int | None = None, granted: Collection[str] = ()) -> None:
         """Refuse a network without a first linear layer that it reads, and more examples than that distinguishes."""
         check_first_layer(knowledge, num_examples, stacked=self.rounds_needed == ALL)
+
+    def check_message(self, update: Update, knowledge: Knowledge) -> None:
+        """Refuse messages without that layer."""
+        check_first_layer_is_sent(update, knowledge)
 
     def _layer(self, target: Target) -> FirstLayer:
         """Return the first layer of the update that is attacked."""

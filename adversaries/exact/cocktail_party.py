@@ -11,13 +11,14 @@ from torch import Tensor
 
 from adversaries.exact.attack import build_finding
 from adversaries.exact.components import separate_components
-from adversaries.exact.layer import FirstLayer, check_first_layer, read_first_layer
+from adversaries.exact.layer import FirstLayer, check_first_layer, check_first_layer_is_sent, read_first_layer
 from adversaries.exact.mixture import InputMixture
 from fedsim.base.constraints import PositiveInt
 from fedsim.base.errors import AttackError
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Attack, Knowledge, Paper, Progress, Target
 from fedsim.interfaces.findings import Finding
+from fedsim.recording.wire_format import Update
 
 _SURE_SHARE = 0.8
 """Share of the units that an estimate leaves silent which count as silent; the rest nearly fire."""
@@ -60,6 +61,10 @@ class CocktailParty(Attack):
     def check_facts(self, knowledge: Knowledge, num_examples: int | None = None, granted: Collection[str] = ()) -> None:
         """Refuse a network without a first linear layer that it reads, and more examples than that distinguishes."""
         check_first_layer(knowledge, num_examples, relu=self.refine)
+
+    def check_message(self, update: Update, knowledge: Knowledge) -> None:
+        """Refuse messages without that layer."""
+        check_first_layer_is_sent(update, knowledge)
 
     def _run(self, target: Target, progress: Progress) -> Finding:
         layer = read_first_layer(target.read_update(), target.knowledge, relu=self.refine)

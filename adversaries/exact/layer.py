@@ -166,6 +166,13 @@ def check_first_layer(
         )
 
 
+def check_first_layer_is_sent(update: Update, knowledge: Knowledge) -> None:
+    """Raise AttackError where messages of the form of `update` hold no first linear layer that is trained."""
+    problem = build_problem(update, knowledge, body_alone=True)
+    probes = random_inputs(knowledge, problem.before[0])
+    _find_weight_and_bias(problem.model, problem.parameter_names, probes, update.name)
+
+
 def _missing_relu_error(where: str, name: str, remedy: str) -> AttackError:
     return AttackError(
         f"{where}: no ReLU directly follows the first linear layer '{name}', whose zeros distinguish the inputs; "

@@ -9,13 +9,20 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from adversaries.exact.layer import FirstLayer, check_first_layer, predict_labels, read_first_layer
+from adversaries.exact.layer import (
+    FirstLayer,
+    check_first_layer,
+    check_first_layer_is_sent,
+    predict_labels,
+    read_first_layer,
+)
 from adversaries.exact.lone_examples import LayerChange, find_lone_examples, measure_change
 from adversaries.exact.unit_supports import find_supports
 from fedsim.base.errors import AttackError
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import GROUP, Attack, Knowledge, Paper, Progress, RoundsNeeded, Target, warn
 from fedsim.interfaces.findings import ExampleGroups
+from fedsim.recording.wire_format import Update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +57,10 @@ class Sratta(Attack):
     def check_facts(self, knowledge: Knowledge, num_examples: int | None = None, granted: Collection[str] = ()) -> None:
         """Refuse a network without a first linear layer that it reads."""
         check_first_layer(knowledge)
+
+    def check_message(self, update: Update, knowledge: Knowledge) -> None:
+        """Refuse messages without that layer."""
+        check_first_layer_is_sent(update, knowledge)
 
     def _run(self, target: Target, progress: Progress) -> ExampleGroups:
         if not target.members:

@@ -27,6 +27,7 @@ from fedsim.interfaces.attack import (
     ALL,
     CLIENT,
     Attack,
+    Knowledge,
     Paper,
     PartialRecords,
     Progress,
@@ -156,6 +157,11 @@ class GradientAttributeInference(Attack):
             raise ConfigError(
                 f"restarts: with start = 0 all {self.restarts} begin at the same point; set start above 0"
             )
+
+    def check_message(self, update: Update, knowledge: Knowledge) -> None:
+        """Refuse clients that do not send the whole model."""
+        assert knowledge.model is not None
+        _Round.from_update(update, deepcopy(knowledge.model()), knowledge.device)
 
     def _run(self, target: Target, progress: Progress) -> Inference:
         records, device = target.knowledge.partial_records, target.knowledge.device
@@ -289,7 +295,7 @@ class _Round:
     @classmethod
     def from_update(cls, update: Update, model: nn.Module, device: torch.device) -> _Round:
         """Read one update."""
-        where = update.where
+        where = update.name
         for state in (update.before, update.after, update.gradient or {}):
             if broken := non_finite_names(state):
                 raise AttackError(

@@ -94,6 +94,10 @@ class ClientSize(Attack):
                 "adversary.auxiliary"
             )
 
+    def check_message(self, update: Update, knowledge: Knowledge) -> None:
+        """Refuse clients that are not simulated."""
+        SimulatedClients(knowledge).check_message(update)
+
     def _run(self, target: Target, progress: Progress) -> ExampleCount:
         self.check_facts(target.knowledge)
         update = target.read_update()
@@ -124,7 +128,7 @@ class ClientSize(Attack):
         lowest, count, highest = (sizes.to_count(end) for end in ends)
         if highest == sizes.largest:
             warn(
-                f"{self.title}: {update.where}: N may be above {sizes.largest}, the "
+                f"{self.title}: {update.name}: N may be above {sizes.largest}, the "
                 "number of auxiliary records, up to which clients were simulated; raise adversary.auxiliary"
             )
         return ExampleCount(count=count, lowest=lowest, highest=highest)

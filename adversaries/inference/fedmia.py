@@ -5,14 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from adversaries.inference.membership import MIN_CLIENTS_PER_ROUND, CandidateScorer, score_against_other_clients
+from adversaries.inference.membership import (
+    MIN_CLIENTS_PER_ROUND,
+    CandidateAttack,
+    CandidateScorer,
+    score_against_other_clients,
+)
 from fedsim.base.papers import cite
-from fedsim.interfaces.attack import ALL, CLIENT, Attack, MessageKind, Paper, Progress, RoundsNeeded, Target
+from fedsim.interfaces.attack import CLIENT, MessageKind, Paper, Progress, Target
 from fedsim.interfaces.findings import Finding
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedMia(Attack):
+class FedMia(CandidateAttack):
     """Claim that a client trained on the candidates for which it stands out in its round.
 
     The other clients of a round do not have the victim's data, so their statistics of a candidate
@@ -43,14 +48,17 @@ class FedMia(Attack):
     vector_targets: ClassVar[bool] = True
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "candidates"})
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
-    rounds_needed: ClassVar[RoundsNeeded] = ALL
     clients_needed: ClassVar[int] = MIN_CLIENTS_PER_ROUND
-    needs_num_examples: ClassVar[bool] = False
 
     @property
     def message_kind(self) -> MessageKind:
         """Return weights for losses on them."""
         return "weights" if self.measure == "loss" else "any"
+
+    @property
+    def reads_gradients(self) -> bool:
+        """Return whether candidates are scored by the cosine of their gradients."""
+        return self.measure == "cosine"
 
     def _run(self, target: Target, progress: Progress) -> Finding:
         candidates = CandidateScorer(target.knowledge)

@@ -43,6 +43,10 @@ class LabelCounts(Attack):
         """Refuse a network that does not end in a layer by which labels are counted."""
         check_output_layer(knowledge, reads_bias=True)
 
+    def check_message(self, update: Update, knowledge: Knowledge) -> None:
+        """Refuse a network of which a part stays with the clients."""
+        build_problem(update, knowledge)
+
     def _run(self, target: Target, progress: Progress) -> LabelDistribution:
         knowledge = target.knowledge
         warn_unless_plain_sgd(self, knowledge, f"client {target.victim}", simulated={"momentum"})

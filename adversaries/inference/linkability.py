@@ -15,6 +15,7 @@ from fedsim.base.papers import cite
 from fedsim.interfaces.attack import (
     CLIENT,
     Attack,
+    Knowledge,
     Outcome,
     Paper,
     Progress,
@@ -25,7 +26,7 @@ from fedsim.interfaces.attack import (
     warn,
 )
 from fedsim.interfaces.findings import Linkage, client_ids
-from fedsim.recording.wire_format import State
+from fedsim.recording.wire_format import State, Update
 
 _SKETCH_SIZE = 1 << 16
 """Numbers that are kept of an update, whatever its size."""
@@ -65,6 +66,12 @@ class Linkability(Attack):
     needs_num_examples: ClassVar[bool] = False
     needs_client_ids: ClassVar[bool] = False
 
+    def check_message(self, update: Update, knowledge: Knowledge) -> None:
+        """Refuse clients that add terms which depend on what each sent before."""
+        del knowledge
+        if update.gradient_move is not None:
+            raise _added_terms_error("in each round")
+
     def _run(self, target: Target, progress: Progress) -> Linkage:
         return self._link_messages(target, progress, self._compute_fingerprints)
 
@@ -82,7 +89,8 @@ class Linkability(Attack):
 
     def _link_messages(self, target: Target, progress: Progress, fingerprints_of: _Fingerprints) -> Linkage:
         first = target.participation_rounds()[0]
-        _check_sends_model_alone(target, first)
+        if target.transcript.adds_known_terms(first):
+            raise _added_terms_error(f"round {first}")
         later = [number for number in target.transcript.rounds if number > first]
         senders, references = fingerprints_of(target, first)
         if target.victim not in senders:
@@ -131,14 +139,11 @@ class Linkability(Attack):
         return senders, updates
 
 
-def _check_sends_model_alone(target: Target, number: int) -> None:
-    """Raise AttackError where clients add terms that depend on what each sent before."""
-    if target.transcript.adds_known_terms(number):
-        raise AttackError(
-            f"round {number}: clients add control variates, or a linear term, to their gradients, and removing them "
-            "requires the earlier messages of the same client, which this attack has to find; link messages of "
-            "another algorithm"
-        )
+def _added_terms_error(where: str) -> AttackError:
+    return AttackError(
+        f"{where}: clients add control variates, or a linear term, to their gradients, and removing them requires the "
+        "earlier messages of the same client, which this attack has to find; link messages of another algorithm"
+    )
 
 
 def _sketch(gradient: State) -> Tensor:

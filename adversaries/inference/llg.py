@@ -50,6 +50,10 @@ class LabelLeakage(Attack):
         if classes is not None and knowledge.loss is not None:
             _check_classes(classes, knowledge.loss, knowledge.device, "the network")
 
+    def check_message(self, update: Update, knowledge: Knowledge) -> None:
+        """Refuse a network of which a part stays with the clients."""
+        build_problem(update, knowledge)
+
     def _run(self, target: Target, progress: Progress) -> LabelDistribution:
         knowledge = target.knowledge
 

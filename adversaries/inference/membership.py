@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from adversaries.local_models.model_sources import compute_losses, compute_outpu
 from fedsim.base.errors import AttackError
 from fedsim.base.loss_term import add_model_term, prediction_loss
 from fedsim.base.papers import cite
-from fedsim.interfaces.attack import Knowledge, Progress, Target
+from fedsim.interfaces.attack import ALL, Attack, Knowledge, Progress, RoundsNeeded, Target
 from fedsim.interfaces.findings import Membership
 from fedsim.inversion.named_states import named_states
 from fedsim.recording.wire_format import State, Update
@@ -57,6 +58,35 @@ class GradientProducts(NamedTuple):
     gradient_norms: Tensor
 
 
+def _load_per_example(network: LoadableNetwork, state: State, where: str) -> nn.Module:
+    """Load `state` and check that each candidate has its own gradient."""
+    model = network.load(state, where)
+    if match_state(model, state, where)[1]:
+        raise AttackError(
+            f"{where}: the model normalises by the batch, and clients do not share BatchNorm's running statistics, so "
+            "that a candidate has no gradient of its own; take an attack on losses, as membership-loss"
+        )
+    return model
+
+
+@dataclass(frozen=True, kw_only=True)
+class CandidateAttack(Attack):
+    """Base of the attacks that score candidates by the losses or the gradients of a victim's models."""
+
+    rounds_needed: ClassVar[RoundsNeeded] = ALL
+    needs_num_examples: ClassVar[bool] = False
+
+    @property
+    def reads_gradients(self) -> bool:
+        """Return whether it reads a gradient of each candidate."""
+        return True
+
+    def check_message(self, update: Update, knowledge: Knowledge) -> None:
+        """Refuse clients that do not send the whole model, and gradients where a batch is normalised as a whole."""
+        load = _load_per_example if self.reads_gradients else LoadableNetwork.load
+        load(LoadableNetwork(knowledge), update.before, update.name)
+
+
 class CandidateScorer:
     """Candidate records, with the statistics that membership attacks compute on them.
 
@@ -79,7 +109,7 @@ class CandidateScorer:
         """Return by how much each candidate's loss is smaller on the returned model than on the broadcast one."""
         rows = list[Tensor]()
         for update, returned in zip(updates, self.negative_losses(updates), strict=True):
-            where = update.where
+            where = update.name
             rows.append(self._losses(self._compute_logits(update.before, where), where) + returned)
         return torch.stack(rows)
 
@@ -117,7 +147,7 @@ class CandidateScorer:
         """
         assert self._loss is not None
         [(logits, where)] = self._iterate_outputs([update])
-        network = self._load_per_example_network(returned_weights(update, _GRADIENT_REMEDY), where)
+        network = _load_per_example(self._network, returned_weights(update, _GRADIENT_REMEDY), where)
 
         # Choose the last trained modules.
         trained = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
@@ -154,7 +184,7 @@ class CandidateScorer:
     def _iterate_outputs(self, updates: Sequence[Update]) -> Iterator[tuple[Tensor, str]]:
         """Yield each returned model's outputs `candidate output`, and the message's description."""
         for update in updates:
-            where = update.where
+            where = update.name
             yield self._compute_logits(returned_weights(update, _GRADIENT_REMEDY), where), where
 
     @torch.no_grad()
@@ -173,7 +203,7 @@ class CandidateScorer:
     def gradient_products(self, updates: Sequence[Update]) -> GradientProducts:
         """Compute the products of one round's updates and the candidates' gradients, in float64."""
         assert self._loss is not None
-        network = self._load_per_example_network(updates[0].before, updates[0].where)
+        network = _load_per_example(self._network, updates[0].before, updates[0].name)
         client_updates = self._stack_updates(updates, network)
 
         # Compute the candidates' gradients in chunks that fit in memory.
@@ -197,19 +227,9 @@ class CandidateScorer:
             torch.cat(squared_norms).double().sqrt(),
         )
 
-    def _load_per_example_network(self, state: State, where: str) -> nn.Module:
-        """Load `state` and check that each candidate has its own gradient."""
-        network = self._network.load(state, where)
-        if match_state(network, state, where)[1]:
-            raise AttackError(
-                f"{where}: the model normalises by the batch, and clients do not share BatchNorm's running statistics, "
-                "so that a candidate has no gradient of its own; take an attack on losses, as membership-loss"
-            )
-        return network
-
     def _stack_updates(self, updates: Sequence[Update], network: nn.Module) -> dict[str, Tensor]:
         """Return the update I of each trained parameter, `client number`."""
-        client_states = [named_states(update, network, update.where) for update in updates]
+        client_states = [named_states(update, network, update.name) for update in updates]
         parameters = dict(network.named_parameters())
         trained = [name for name, parameter in parameters.items() if parameter.requires_grad]
         stacked = {}
@@ -219,7 +239,7 @@ class CandidateScorer:
         for index, update in enumerate(updates):
             if not all(rows[index].isfinite().all() for rows in stacked.values()):
                 raise AttackError(
-                    f"{update.where}: its update holds NaN or infinite values; inspect other rounds or "
+                    f"{update.name}: its update holds NaN or infinite values; inspect other rounds or "
                     "attack another victim"
                 )
         return {name: rows.to(parameters[name]) for name, rows in stacked.items()}

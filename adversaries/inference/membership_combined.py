@@ -9,15 +9,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from adversaries.inference.membership import CandidateScorer
+from adversaries.inference.membership import CandidateAttack, CandidateScorer
 from fedsim.base.errors import AttackError
 from fedsim.base.papers import cite
-from fedsim.interfaces.attack import ALL, CLIENT, GROUP, Attack, Paper, Progress, RoundsNeeded, Target
+from fedsim.interfaces.attack import CLIENT, GROUP, Paper, Progress, Target
 from fedsim.interfaces.findings import Finding, Membership
 
 
 @dataclass(frozen=True, kw_only=True)
-class MembershipCombined(Attack):
+class MembershipCombined(CandidateAttack):
     """Claim that a client trained on the candidates that move the models along their gradients in its rounds.
 
     A trusted server may add noise that cancels over rounds, by a tree or by bands. What hides a client in
@@ -44,8 +44,6 @@ class MembershipCombined(Attack):
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "candidates"})
     uses: ClassVar[frozenset[str]] = frozenset({"noise_covariance"})
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT, GROUP})
-    rounds_needed: ClassVar[RoundsNeeded] = ALL
-    needs_num_examples: ClassVar[bool] = False
 
     def _run(self, target: Target, progress: Progress) -> Finding:
         transcript, covariance = target.transcript, target.knowledge.noise_covariance

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from adversaries.inference.membership import PASSIVE_INFERENCE_PAPER, CandidateScorer, score_victim
-from fedsim.interfaces.attack import ALL, CLIENT, GROUP, Attack, Paper, Progress, RoundsNeeded, Target
+from adversaries.inference.membership import PASSIVE_INFERENCE_PAPER, CandidateAttack, CandidateScorer, score_victim
+from fedsim.interfaces.attack import CLIENT, GROUP, Paper, Progress, Target
 from fedsim.interfaces.findings import Finding
 
 
 @dataclass(frozen=True, kw_only=True)
-class MembershipCosine(Attack):
+class MembershipCosine(CandidateAttack):
     """Claim that a client trained on the candidates whose gradients point along its updates.
 
     In overparameterised networks the gradients of different examples are nearly orthogonal. An
@@ -30,8 +30,6 @@ class MembershipCosine(Attack):
     vector_targets: ClassVar[bool] = True
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "candidates"})
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT, GROUP})
-    rounds_needed: ClassVar[RoundsNeeded] = ALL
-    needs_num_examples: ClassVar[bool] = False
 
     def _run(self, target: Target, progress: Progress) -> Finding:
         return score_victim(target, CandidateScorer(target.knowledge).gradient_cosines, progress)

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from adversaries.inference.membership import PASSIVE_INFERENCE_PAPER, CandidateScorer, score_victim
-from fedsim.interfaces.attack import ALL, CLIENT, Attack, Knowledge, Paper, Progress, RoundsNeeded, Target
+from adversaries.inference.membership import PASSIVE_INFERENCE_PAPER, CandidateAttack, CandidateScorer, score_victim
+from fedsim.interfaces.attack import CLIENT, Knowledge, Paper, Progress, Target
 from fedsim.interfaces.findings import Finding
 from fedsim.inversion.training_mismatch import OPTIMIZER_FACTS, warn_unless_plain_sgd
 from fedsim.recording.wire_format import Update
@@ -17,7 +17,7 @@ from fedsim.training.settings import known_steps
 
 
 @dataclass(frozen=True, kw_only=True)
-class MembershipDifference(Attack):
+class MembershipDifference(CandidateAttack):
     """Claim that a client trained on the candidates that explain part of its update's norm.
 
     If the gradients of different examples are orthogonal, removing an example's contribution h from
@@ -43,7 +43,7 @@ class MembershipDifference(Attack):
     )
     uses: ClassVar[frozenset[str]] = OPTIMIZER_FACTS
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
-    rounds_needed: ClassVar[RoundsNeeded] = ALL
+    needs_num_examples: ClassVar[bool] = True
 
     def _run(self, target: Target, progress: Progress) -> Finding:
         knowledge = target.knowledge

@@ -5,14 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from adversaries.inference.membership import MIN_CLIENTS_PER_ROUND, CandidateScorer, score_against_other_clients
+from adversaries.inference.membership import (
+    MIN_CLIENTS_PER_ROUND,
+    CandidateAttack,
+    CandidateScorer,
+    score_against_other_clients,
+)
 from fedsim.base.papers import cite
-from fedsim.interfaces.attack import ALL, CLIENT, Attack, MessageKind, Paper, Progress, RoundsNeeded, Target
+from fedsim.interfaces.attack import CLIENT, MessageKind, Paper, Progress, Target
 from fedsim.interfaces.findings import Finding
 
 
 @dataclass(frozen=True, kw_only=True)
-class MembershipLira(Attack):
+class MembershipLira(CandidateAttack):
     """Claim that a client trained on the candidates that its models are unusually confident in.
 
     The models that the round's other clients returned serve as LiRA's shadow models, which were not
@@ -34,10 +39,9 @@ class MembershipLira(Attack):
     paper: ClassVar[Paper] = cite("Carlini2022")
     needs: ClassVar[frozenset[str]] = frozenset({"model", "candidates"})
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
-    rounds_needed: ClassVar[RoundsNeeded] = ALL
     clients_needed: ClassVar[int] = MIN_CLIENTS_PER_ROUND
-    needs_num_examples: ClassVar[bool] = False
     message_kind: ClassVar[MessageKind] = "weights"
+    reads_gradients: ClassVar[bool] = False
 
     def _run(self, target: Target, progress: Progress) -> Finding:
         statistic = CandidateScorer(target.knowledge).confidence_log_odds

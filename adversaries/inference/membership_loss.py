@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from adversaries.inference.membership import CandidateScorer, score_victim
+from adversaries.inference.membership import CandidateAttack, CandidateScorer, score_victim
 from fedsim.base.papers import cite
-from fedsim.interfaces.attack import ALL, CLIENT, GROUP, Attack, MessageKind, Paper, Progress, RoundsNeeded, Target
+from fedsim.interfaces.attack import CLIENT, GROUP, MessageKind, Paper, Progress, Target
 from fedsim.interfaces.findings import Finding
 
 
 @dataclass(frozen=True, kw_only=True)
-class MembershipLoss(Attack):
+class MembershipLoss(CandidateAttack):
     """Claim that a client trained on the candidates whose loss is small on its models.
 
     A model fits the examples that it was trained on better than others. The score of a candidate is
@@ -37,9 +37,8 @@ class MembershipLoss(Attack):
     vector_targets: ClassVar[bool] = True
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "candidates"})
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT, GROUP})
-    rounds_needed: ClassVar[RoundsNeeded] = ALL
-    needs_num_examples: ClassVar[bool] = False
     message_kind: ClassVar[MessageKind] = "weights"
+    reads_gradients: ClassVar[bool] = False
 
     def _run(self, target: Target, progress: Progress) -> Finding:
         scorer = CandidateScorer(target.knowledge)

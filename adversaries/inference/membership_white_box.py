@@ -8,26 +8,23 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from adversaries.inference.membership import CandidateScorer
+from adversaries.inference.membership import CandidateAttack, CandidateScorer
 from fedsim.base.constraints import PositiveFloat, PositiveInt
 from fedsim.base.errors import AttackError
 from fedsim.base.papers import cite
 from fedsim.interfaces.attack import (
-    ALL,
     CLIENT,
-    Attack,
     KnownCandidates,
     MessageKind,
     Paper,
     Progress,
-    RoundsNeeded,
     Target,
 )
 from fedsim.interfaces.findings import Finding, Membership
 
 
 @dataclass(frozen=True, kw_only=True)
-class MembershipWhiteBox(Attack):
+class MembershipWhiteBox(CandidateAttack):
     """Claim that a client trained on the candidates whose features resemble those of known members.
 
     The adversary knows some records that the victim trained on and some that it did not; none of
@@ -59,8 +56,6 @@ class MembershipWhiteBox(Attack):
     vector_targets: ClassVar[bool] = True
     needs: ClassVar[frozenset[str]] = frozenset({"model", "loss", "candidates", "known_candidates"})
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
-    rounds_needed: ClassVar[RoundsNeeded] = ALL
-    needs_num_examples: ClassVar[bool] = False
     message_kind: ClassVar[MessageKind] = "weights"
 
     def _run(self, target: Target, progress: Progress) -> Finding:

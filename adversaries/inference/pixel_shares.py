@@ -53,6 +53,10 @@ class PixelShares(Attack):
                 "it is an attack on masks, and the loss is not one of pixels; choose another attack, as label-counts"
             )
 
+    def check_message(self, update: Update, knowledge: Knowledge) -> None:
+        """Refuse a network of which a part stays with the clients."""
+        build_problem(update, knowledge)
+
     def _run(self, target: Target, progress: Progress) -> LabelDistribution:
         knowledge = target.knowledge
         warn_unless_plain_sgd(self, knowledge, f"client {target.victim}")

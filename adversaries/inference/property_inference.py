@@ -101,6 +101,10 @@ class PropertyInference(Attack):
         SimulatedClients(knowledge)
         _Batches(knowledge.property_records, same=self.same_classes)
 
+    def check_message(self, update: Update, knowledge: Knowledge) -> None:
+        """Refuse clients that are not simulated."""
+        SimulatedClients(knowledge).check_message(update)
+
     def _run(self, target: Target, progress: Progress) -> PropertyPresence:
         property_records = target.knowledge.property_records
         assert property_records is not None
@@ -148,7 +152,7 @@ class PropertyInference(Attack):
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import StandardScaler
 
-        where, count = update.where, update.num_examples
+        where, count = update.name, update.num_examples
         if round(self.absent * count) == round(self.present * count):
             raise AttackError(
                 f"{where}: N is {count}, and the shares {self.absent:g} and {self.present:g} of it are the same "

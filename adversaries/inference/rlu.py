@@ -94,6 +94,10 @@ class LabelsFromUpdates(Attack):
             raise _optimizer_error("optimizer", knowledge.optimizer)
         check_output_layer(replace(knowledge, input_shape=shape), reads_bias=True)
 
+    def check_message(self, update: Update, knowledge: Knowledge) -> None:
+        """Refuse a network of which a part stays with the clients."""
+        _read_bias_change(update, knowledge, _Confidences(self, knowledge))
+
     def _run(self, target: Target, progress: Progress) -> LabelDistribution:
         knowledge = target.knowledge
         warn_unless_plain_sgd(
@@ -102,21 +106,9 @@ class LabelsFromUpdates(Attack):
         confidences = _Confidences(self, knowledge)
 
         def solve_shares(update: Update) -> Tensor:
-            where = update.where
+            where = update.name
 
-            # Read the change of the last layer's bias.
-            network, probes = confidences.network.load(update.before, where), confidences.probes
-            name, owns_weights = last_bias_name(network, probes), has_own_weights(network, probes)
-            states, defenses = named_states(update, network, where), knowledge.defenses_in(update.round)
-            bias_change = layer_directions(name, states, defenses, owns_weights=owns_weights)[name]
-            if not bias_change.any():
-                raise untrained_layer_error(name)
-            form = logit_gradient(knowledge.loss or cross_entropy, len(bias_change), knowledge.device)
-            if form.divisors is None or not form.treats_classes_alike:
-                raise AttackError(
-                    f"{where}: clients minimise a loss with class weights, or a sum over examples, and RLU needs a "
-                    "mean without weights; take label-counts"
-                )
+            bias_change = _read_bias_change(update, knowledge, confidences)
             if update.gradient is not None:
                 return _solve_shares(confidences.interpolate(update.before, update.before, 1, where), bias_change)
 
@@ -143,6 +135,23 @@ class LabelsFromUpdates(Attack):
             shares_by_iteration.append(shares)
         last_half = shares_by_iteration[len(shares_by_iteration) // 2 :]
         return torch.stack(last_half).mean(0)
+
+
+def _read_bias_change(update: Update, knowledge: Knowledge, confidences: _Confidences) -> Tensor:
+    """Return how far the last layer's bias moved, `class`."""
+    network, probes = confidences.network.load(update.before, update.name), confidences.probes
+    name, owns_weights = last_bias_name(network, probes), has_own_weights(network, probes)
+    states, defenses = named_states(update, network, update.name), knowledge.defenses_in(update.round)
+    bias_change = layer_directions(name, states, defenses, owns_weights=owns_weights)[name]
+    if not bias_change.any():
+        raise untrained_layer_error(name)
+    form = logit_gradient(knowledge.loss or cross_entropy, len(bias_change), knowledge.device)
+    if form.divisors is None or not form.treats_classes_alike:
+        raise AttackError(
+            f"{update.name}: clients minimise a loss with class weights, or a sum over examples, and RLU needs a mean "
+            "without weights; take label-counts"
+        )
+    return bias_change
 
 
 def _optimizer_error(where: str, optimizer: str | None) -> AttackError:
@@ -181,7 +190,7 @@ class _Confidences:
 
     def simulate(self, update: Update, shares: Tensor, rng: torch.Generator) -> Tensor:
         """Estimate S along a simulated training on auxiliary records with these shares of classes."""
-        where, knowledge = update.where, self._knowledge
+        where, knowledge = update.name, self._knowledge
         num_examples = update.num_examples
         drawn = self._draw_records(shares, num_examples, rng)
         inputs, labels = self._inputs[drawn], self._labels[drawn].to(self._inputs.device)

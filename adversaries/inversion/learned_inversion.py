@@ -23,6 +23,7 @@ from fedsim.inversion.descent import iterate_descent, offset_progress, run_to_en
 from fedsim.inversion.differentiability import check_differentiability
 from fedsim.inversion.inversion_task import InversionTask
 from fedsim.inversion.labels.problem_labels import find_labels
+from fedsim.inversion.labels.updates import check_label_source
 from fedsim.inversion.likelihoods import MessageLikelihood, with_known_noise
 from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.problem_builder import build_problem
@@ -105,6 +106,13 @@ class LearnedInversion(Attack):
         if num_examples is not None:
             assert knowledge.auxiliary is not None
             check_record_count(knowledge.auxiliary, num_examples, "the clients")
+
+    def check_message(self, update: Update, knowledge: Knowledge) -> None:
+        """Refuse clients that are not simulated, and labels that the last layer does not tell."""
+        problem = build_problem(update, knowledge)
+        if knowledge.labels is None:
+            check_label_source(update, knowledge, problem.model)
+        SimulatedClients(knowledge).check_message(update)
 
     def _run(self, target: Target, progress: Progress) -> Reconstruction:
         update, knowledge, total = target.read_update(), target.knowledge, self.epochs + self.refinements

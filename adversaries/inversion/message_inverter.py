@@ -201,7 +201,7 @@ class _ClientDraws:
         assert knowledge.auxiliary is not None
         self._update, self._records, self._components, self._key = update, knowledge.auxiliary, components, key
         self._count = update.num_examples
-        check_record_count(self._records, self._count, update.where)
+        check_record_count(self._records, self._count, update.name)
         total = len(self._records.inputs)
         order = torch.randperm(total, generator=generator(*key, "held-out"))
         held_out = max(self._count, round(_HELD_OUT_SHARE * total))

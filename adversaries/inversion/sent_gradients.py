@@ -40,6 +40,11 @@ class ClientUpdates:
             read=lambda number: target.transcript.update(number, target.victim),
         )
 
+    @classmethod
+    def from_update(cls, update: Update) -> Self:
+        """Return a single message."""
+        return cls(client=update.client, rounds=[update.round], read=lambda number: update)
+
     def map_updates(self, change: Callable[[Update], Update]) -> ClientUpdates:
         """Return these messages with `change` applied to each update."""
         return replace(self, read=lambda number: change(self.read(number)))
@@ -115,7 +120,7 @@ def _describe_fault(update: Update) -> str:
     """Say why a gradient cannot be matched; return an empty string if it can."""
     if update.gradient is None:
         raise AttackError(
-            f"{update.where}: weights were sent, expected a gradient; attack rounds of "
+            f"{update.name}: weights were sent, expected a gradient; attack rounds of "
             "FedSGD, or updates with another attack"
         )
     for state, kind in ((update.before, "weight"), (update.gradient, "gradient of"), (update.after, "returned")):

@@ -29,7 +29,7 @@ from fedsim.inversion.descent import Curves, Step, Trial, descend, divergence_er
 from fedsim.inversion.differentiability import check_differentiability, check_inputs
 from fedsim.inversion.distances import SquaredL2
 from fedsim.inversion.labels.gradients import LABEL_RULES, check_distinct_labels
-from fedsim.inversion.labels.last_layer import count_outputs, last_layer
+from fedsim.inversion.labels.last_layer import LastLayer, count_outputs, last_layer
 from fedsim.inversion.labels.logit_gradient import check_mean_cross_entropy
 from fedsim.inversion.lbfgs import ValuesAndGradients, minimise
 from fedsim.inversion.priors import total_variation
@@ -37,6 +37,7 @@ from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.recipe import INPUT_MOMENTS, cosine_schedule
 from fedsim.inversion.temporal import temporal_objective
 from fedsim.inversion.training_mismatch import warn_of_dropout
+from fedsim.recording.wire_format import Update
 from fedsim.training.optimizers import Adam
 
 _SNAPSHOTS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -159,6 +160,15 @@ class TemporalInversion(Attack):
         if (outputs := count_outputs(knowledge)) is not None:
             check_distinct_labels(num_examples, outputs)
 
+    def check_message(self, update: Update, knowledge: Knowledge) -> None:
+        """Refuse a network of which a part stays with the clients, and labels that its last layer does not tell."""
+        messages = ClientUpdates.from_update(update)
+        problem = ClientGradients.from_messages(messages, knowledge, self.batch_statistics).build_problem(update.round)
+        dummy = torch.zeros((problem.num_examples, *(knowledge.input_shape or ()))).to(problem.before[0])
+        check_inputs(problem, dummy)
+        if self.align or knowledge.labels is None:
+            _read_last_layers([problem], dummy)
+
     @property
     def _min_gradients(self) -> int:
         return self.gradients if self.fewest is None else self.fewest
@@ -237,10 +247,7 @@ class TemporalInversion(Attack):
         )
 
     def _recover_labels(self, problems: Sequence[InversionProblem], dummy: Tensor, rng: torch.Generator) -> Tensor:
-        layers = [last_layer(problem, dummy) for problem in problems]
-        first = problems[0]
-        check_mean_cross_entropy(first.loss, len(layers[0].weight), first.before[0].device, first.where)
-        return LABEL_RULES[self.labels](layers, first.num_examples, rng)
+        return LABEL_RULES[self.labels](_read_last_layers(problems, dummy), problems[0].num_examples, rng)
 
     def _labels(
         self, problems: Sequence[InversionProblem], knowledge: Knowledge, dummy: Tensor, rng: torch.Generator
@@ -375,3 +382,10 @@ def _normalise_gradients(gradients: Tensor) -> Tensor:
 def _describe_problems(problems: Sequence[InversionProblem]) -> str:
     """Name the client and the rounds, for errors."""
     return f"{problems[0].where.rpartition(', ')[2]}, {describe_problem_rounds(problems)}"
+
+
+def _read_last_layers(problems: Sequence[InversionProblem], dummy: Tensor) -> list[LastLayer]:
+    """Return the last layers, of which labels can be recovered."""
+    layers, first = [last_layer(problem, dummy) for problem in problems], problems[0]
+    check_mean_cross_entropy(first.loss, len(layers[0].weight), first.before[0].device, first.where)
+    return layers

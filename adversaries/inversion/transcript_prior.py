@@ -21,7 +21,7 @@ from adversaries.inversion.transcript_generator import (
 )
 from fedsim.base.constraints import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from fedsim.base.content_hashes import hash_json
-from fedsim.base.errors import AttackError
+from fedsim.base.errors import AttackError, KnowledgeError
 from fedsim.base.files import cache_folder
 from fedsim.base.papers import cite
 from fedsim.base.randomness import generator
@@ -30,6 +30,7 @@ from fedsim.interfaces.findings import Finding
 from fedsim.inversion.cached_networks import load_or_train
 from fedsim.inversion.descent import offset_progress
 from fedsim.inversion.labels.problem_labels import find_labels
+from fedsim.inversion.labels.updates import check_label_source
 from fedsim.inversion.matching import GradientInversion
 from fedsim.inversion.priors import TotalVariation
 from fedsim.inversion.problem import InversionProblem
@@ -101,6 +102,17 @@ class TranscriptPrior(Attack):
         """Refuse examples that are no images."""
         if len(shape := knowledge.input_shape or ()) != 3:
             raise AttackError(f"it generates images, and examples are of shape {shape}; choose 'inverting-gradients'")
+
+    def check_message(self, update: Update, knowledge: Knowledge) -> None:
+        """Refuse a network of which a part stays with the clients, and labels that its last layer does not tell."""
+        problem = build_problem(update, knowledge)
+        try:
+            check_label_source(update, knowledge, problem.model)
+        except KnowledgeError as error:  # its remedy, to grant them, does not help
+            reason = str(error).partition(";")[0]
+            raise AttackError(
+                f"{reason}, and those of other clients are not granted; choose 'inverting-gradients'"
+            ) from error
 
     def _run(self, target: Target, progress: Progress) -> Finding:
         self.check_facts(target.knowledge)

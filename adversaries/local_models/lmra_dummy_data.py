@@ -12,7 +12,7 @@ from annotated_types import Ge
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from adversaries.loadable_network import match_state
+from adversaries.loadable_network import LoadableNetwork, match_state
 from adversaries.local_models.input_span import InputSpan, row_span
 from fedsim.base.constraints import FiniteFloat, NonNegativeFloat, PositiveFloat, PositiveInt, PositiveShare
 from fedsim.base.errors import AttackError, RunError, first_line
@@ -24,7 +24,7 @@ from fedsim.inversion.descent import Curves, Trial, descend, divergence_error, m
 from fedsim.inversion.local_updates import PAPER, LocalUpdates, read_updates
 from fedsim.inversion.recipe import cosine_schedule
 from fedsim.inversion.training_mismatch import OPTIMIZER_FACTS, warn_of_dropout, warn_unless_plain_sgd
-from fedsim.recording.wire_format import match_names
+from fedsim.recording.wire_format import Update, match_names
 from fedsim.training.first_layer import find_first_layer
 from fedsim.training.local_optimum import train_to_convergence
 from fedsim.training.model_state import load_state
@@ -120,6 +120,10 @@ class DummyDataReconstruction(Attack):
     reads: ClassVar[frozenset[str]] = frozenset({CLIENT})
     rounds_needed: ClassVar[RoundsNeeded] = ALL
     message_kind: ClassVar[MessageKind] = "weights"
+
+    def check_message(self, update: Update, knowledge: Knowledge) -> None:
+        """Refuse clients that do not send the whole model."""
+        LoadableNetwork(knowledge).load(update.before, update.name)
 
     def _run(self, target: Target, progress: Progress) -> LocalModel:
         knowledge, rng = target.knowledge, target.rng

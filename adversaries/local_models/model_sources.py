@@ -62,6 +62,12 @@ class ModelAttack(Attack):
         """Return the title of the attack whose models are read, see `Attack.builds_on`."""
         return None if self.source in self.transcript_sources else self.source
 
+    def check_message(self, update: Update, knowledge: Knowledge) -> None:
+        """Refuse clients that do not send the whole model, where a model that was sent is read."""
+        if self.builds_on is None:
+            state = update.before if self.source == GLOBAL else returned_weights(update)
+            LoadableNetwork(knowledge).load(state, update.name)
+
     def _load_network(self, target: Target) -> nn.Module:
         """Return the network that is attacked, see `LoadableNetwork.load`."""
         return LoadableNetwork(target.knowledge).load(*self._source_state(target))
@@ -89,7 +95,7 @@ def returned_weights(update: Update, remedy: str = "choose another source") -> S
     """
     if update.gradient is not None:
         raise AttackError(
-            f"{update.where}: sent a gradient, no weights, so that there is no returned model to attack; {remedy}"
+            f"{update.name}: sent a gradient, no weights, so that there is no returned model to attack; {remedy}"
         )
     return update.after
 

@@ -7,9 +7,10 @@ from typing import ClassVar
 
 from adversaries.local_models.model_sources import ModelAttack
 from fedsim.base.errors import ConfigError
-from fedsim.interfaces.attack import Paper, Progress, Target
+from fedsim.interfaces.attack import Knowledge, Paper, Progress, Target
 from fedsim.interfaces.findings import LocalModel
 from fedsim.inversion.local_updates import PAPER
+from fedsim.recording.wire_format import Update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,9 @@ class SharedModel(ModelAttack):
     def __post_init__(self) -> None:
         if self.source not in self.transcript_sources:
             raise ConfigError(f"source: expected {' or '.join(self.transcript_sources)}, got '{self.source}'")
+
+    def check_message(self, update: Update, knowledge: Knowledge) -> None:
+        """Refuse nothing: what was sent is claimed as it is."""
 
     def _run(self, target: Target, progress: Progress) -> LocalModel:
         state, _ = self._source_state(target)

@@ -278,6 +278,10 @@ class TransformerAttack(Attack):
         """Refuse a network that is no transformer of the form that it reads."""
         find_transformer(knowledge)
 
+    def check_message(self, update: Update, knowledge: Knowledge) -> None:
+        """Refuse messages without a part of the transformer."""
+        read_transformer(update, knowledge)
+
     def _warn_of_gaps(self, blocks: AttentionBlocks, count: int) -> None:
         """Warn where only `count` texts are found, or where nothing says what their labels are."""
         if count < blocks.num_texts:
@@ -293,14 +297,14 @@ def check_num_texts(update: Update) -> None:
     """Raise AttackError where a client reports no examples."""
     if update.num_examples < 1:
         raise AttackError(
-            f"{update.where}: N is {update.num_examples}, so nothing says how many texts "
+            f"{update.name}: N is {update.num_examples}, so nothing says how many texts "
             "to look for; attack a client that reports its num_examples"
         )
 
 
 def read_transformer(update: Update, knowledge: Knowledge) -> tuple[TransformerModule, NamedStates, str]:
     """Return the transformer at w_0 in float64, the message under its names, and what to call the message in errors."""
-    where = update.where
+    where = update.name
     model = find_transformer(knowledge, where)
     states = named_states(update, model, where)
     model.load_state_dict({**model.state_dict(), **states.before})

@@ -134,7 +134,7 @@ def read_embedding(update: Update, model: nn.Module, layer: str) -> TokenEmbeddi
     is_frozen = name not in named_update.before  # the same for all clients, neither trained nor sent
     vectors = module.weight.detach() if is_frozen else named_update.before[name]
     if not vectors.isfinite().all():
-        raise AttackError(f"{update.where}: {layer}.weight holds NaN or infinite values; choose another round")
+        raise AttackError(f"{update.name}: {layer}.weight holds NaN or infinite values; choose another round")
     return TokenEmbedding(
         name=layer,
         vectors=vectors,
@@ -145,7 +145,7 @@ def read_embedding(update: Update, model: nn.Module, layer: str) -> TokenEmbeddi
 
 def with_model_names(update: Update, model: nn.Module) -> Update:
     """Return `update` under the names of `model`, whatever the federation calls its arrays."""
-    states = named_states(update, model, update.where)
+    states = named_states(update, model, update.name)
     return replace(update, before=states.before, payload=states.payload)
 
 

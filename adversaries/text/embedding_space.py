@@ -62,7 +62,7 @@ class EmbeddingSpace:
         """
         model, layer = find_token_embedding(knowledge)
         embedding = read_embedding(update, model, layer)
-        lexicon = build_lexicon(embedding, words, nearest, update.where)
+        lexicon = build_lexicon(embedding, words, nearest, update.name)
         vector_knowledge = embedding_knowledge(knowledge, model, embedding, lexicon)
         return cls(model=model, layer=layer, lexicon=lexicon, knowledge=vector_knowledge)
 

@@ -34,11 +34,12 @@ from fedsim.base.papers import cite
 from fedsim.interfaces.attack import Attack, Knowledge, Paper, Progress, Subject, Target
 from fedsim.interfaces.findings import Reconstruction, Texts
 from fedsim.inversion.descent import offset_progress
-from fedsim.inversion.labels.updates import count_labels
+from fedsim.inversion.labels.updates import check_label_source, count_labels
 from fedsim.inversion.matching import GradientInversion
 from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.recipe import MEAN_GRADIENT_FACTS
 from fedsim.inversion.training_mismatch import OPTIMIZER_FACTS
+from fedsim.recording.wire_format import Update
 
 log = logging.getLogger("fedsim." + __name__)
 TAG_PAPER = cite("Deng2021")
@@ -69,6 +70,11 @@ class TextAttack(Attack):
         """Refuse a network without an embedding of tokens."""
         super().check_facts(knowledge, num_examples, granted)
         find_token_embedding(knowledge)
+
+    def check_message(self, update: Update, knowledge: Knowledge) -> None:
+        """Refuse what the inversion of vectors refuses."""
+        space = EmbeddingSpace.from_update(update, knowledge, words=self.words, nearest=self.nearest)
+        super().check_message(space.convert_update(update), space.knowledge)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,13 +206,21 @@ class EmbeddingRows(Attack):
         """Refuse a network without an embedding of tokens."""
         find_token_embedding(knowledge)
 
+    def check_message(self, update: Update, knowledge: Knowledge) -> None:
+        """Refuse an embedding that is not sent, and labels that the last layer does not tell."""
+        read_embedding(update, *find_token_embedding(knowledge))
+        if knowledge.labels is None:
+            space = EmbeddingSpace.from_update(update, knowledge, words="vocabulary", nearest="cosine")
+            assert space.knowledge.model is not None
+            check_label_source(space.convert_update(update), space.knowledge, space.knowledge.model())
+
     def _run(self, target: Target, progress: Progress) -> Texts:
         update, knowledge = target.read_update(), target.knowledge
         model, layer = find_token_embedding(knowledge)
         embedding = read_embedding(update, model, layer)
 
         # Rank the words with a gradient, and fill the texts with them.
-        words = tokens_with_gradient(embedding, update.where)
+        words = tokens_with_gradient(embedding, update.name)
         ranked = words[embedding.update[words].norm(dim=1).argsort(descending=True, stable=True)]
         assert knowledge.input_shape is not None
         positions = torch.arange(update.num_examples * knowledge.input_shape[0])

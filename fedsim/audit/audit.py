@@ -72,6 +72,7 @@ from fedsim.recording.header import RECORDING_FOLDER
 from fedsim.recording.recording_folder import find_round_paths
 from fedsim.recording.transcript import Transcript
 from fedsim.recording.updates_in_messages import check_source, record_updates
+from fedsim.recording.wire_format import Update
 
 log = logging.getLogger(__name__)
 _refusal_log = logging.getLogger("fedsim.audit.refused")
@@ -177,6 +178,16 @@ class Audit:
     def example_counts(self) -> dict[str, set[int]]:
         """Map each client, in order of appearance, to the numbers of examples N it reported."""
         return count_examples(self.group_counts)
+
+    @cached_property
+    def least_num_examples(self) -> int | None:
+        """Return the least N of any message that may be attacked; None where it is not known."""
+        return self.case.least_num_examples(self.spec.adversary, self.example_counts if self.has_messages else {})
+
+    @cached_property
+    def expected_message(self) -> Update | None:
+        """Return a message as clients of this federation send it; None where it was recorded elsewhere."""
+        return self.case.expect_message(self.spec.adversary, self.least_num_examples)
 
     @cached_property
     def cache(self) -> FindingCache:

@@ -82,7 +82,7 @@ def check_control_distance(transcript: Transcript, knowledge: Knowledge, updates
     for update in updates:
         fitted = transcript.fit_control_distance(update.round, update.client)
         steps = known_steps(knowledge, update.num_examples)
-        where = update.where
+        where = update.name
         if not fitted:
             continue
         if steps is None or knowledge.learning_rate is None:

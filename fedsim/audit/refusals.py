@@ -5,9 +5,13 @@ from __future__ import annotations
 import itertools
 import logging
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import torch
+
 from fedsim.audit.observers import shows_sums
+from fedsim.audit.targets import explain_hidden_terms
 from fedsim.audit.threat_model import facts_in_headers, private_facts
 from fedsim.audit.visibility import explain_group_refusal
 from fedsim.base.errors import AttackError, KnowledgeError, TranscriptError
@@ -15,6 +19,7 @@ from fedsim.federation.adversary_tables import AdversaryTable
 from fedsim.federation.config import Config
 from fedsim.federation.run_folder import read_refusals
 from fedsim.interfaces.attack import GROUP, GROUPS, Attack
+from fedsim.interfaces.attack_warnings import discard_warnings
 from fedsim.recording.header import Header
 
 if TYPE_CHECKING:
@@ -38,7 +43,7 @@ def find_refusals(audit: Audit) -> dict[str, str]:
             audit.case.check_kind(title, attack)
             attack.check_knowledge(audit.granted_knowledge, granted_facts)
             _check_observations(audit, attack)
-            _check_message_facts(audit.spec.adversary, attack)
+            _check_message_facts(audit, attack)
             _check_message_kind(audit, attack)
             _check_round_count(audit, attack)
             _check_client_count(audit, attack)
@@ -92,20 +97,31 @@ def _check_observations(audit: Audit, attack: Attack) -> None:
 
 
 def _check_facts(audit: Audit, attack: Attack) -> None:
-    """Raise KnowledgeError where `attack` refuses what is known before any message, see `Attack.check_facts`."""
+    """Raise KnowledgeError where `attack` refuses what is known before any message.
+
+    See `Attack.check_facts` and `Attack.check_message`.
+    """
+    facts, private = attack.facts_to_grant(), private_facts(audit.spec.adversary)
     try:
-        knowledge = audit.granted_knowledge.restrict_to(attack.facts_to_grant())
-        reported = audit.example_counts if audit.has_messages else {}
-        least = audit.case.least_num_examples(audit.spec.adversary, reported)
-        attack.check_facts(knowledge, least, private_facts(audit.spec.adversary))
-    except (AttackError, KnowledgeError) as error:
+        # An accelerator that this process began to use could not be used by those that it forks.
+        knowledge = replace(audit.granted_knowledge.restrict_to(facts), device=torch.device("cpu"))
+        attack.check_facts(knowledge, audit.least_num_examples, private)
+        message = audit.expected_message
+        if message is None:
+            return
+        made_up = audit.case.expect_private_facts(message.num_examples, facts.intersection(private))
+        knowledge = replace(knowledge, **made_up)
+        with discard_warnings():  # those of the attack itself come with its findings
+            attack.check_message(message, knowledge)
+    except (AttackError, KnowledgeError, TranscriptError) as error:
         raise KnowledgeError(f"{attack.title} does not apply: {error}") from error
     except Exception as error:  # whatever a stranger's network raises; the attack itself says it of each victim
         log.debug("%s: its check before any message failed (%s)", attack.title, error)
 
 
-def _check_message_facts(adversary: AdversaryTable, attack: Attack) -> None:
+def _check_message_facts(audit: Audit, attack: Attack) -> None:
     """Raise KnowledgeError where `attack` reads what messages show and the threat model withholds."""
+    adversary = audit.spec.adversary
     if not adversary.knowledge.num_examples and attack.needs_num_examples:
         raise KnowledgeError(
             f"{attack.title} reads N, the number of examples of a client, which the threat model withholds; grant "
@@ -120,6 +136,9 @@ def _check_message_facts(adversary: AdversaryTable, attack: Attack) -> None:
             "messages are of the same client; grant it (adversary.knowledge.client_ids), attack one round "
             "(adversary.rounds), or choose linkability, which finds the messages of a client"
         )
+    message = None if adversary.knowledge.client_ids else audit.expected_message
+    if message is not None and message.gradient_move is not None:
+        raise KnowledgeError(f"{attack.title} does not apply: {explain_hidden_terms('in each round')}")
 
 
 def _check_message_kind(audit: Audit, attack: Attack) -> None:

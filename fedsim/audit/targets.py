@@ -26,6 +26,14 @@ _MAX_METRICS = 4
 """Most metrics that one sentence names."""
 
 
+def explain_hidden_terms(where: str) -> str:
+    """Return why an update cannot be read where clients add known terms and nobody knows who sent what."""
+    return (
+        f"{where}: clients add control variates, or a linear term, to their gradients, which follow from all that each "
+        "sent before, and the threat model withholds who sent that; grant it (adversary.knowledge.client_ids)"
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class PendingJob:
     """Job whose finding is not in the run folder yet.
@@ -60,11 +68,7 @@ class TargetMaker:
         """Make the target of `job`; return None where its finding is in the run folder already."""
         first = self._first_round(job)
         if not self.adversary.knowledge.client_ids and self.transcript.adds_known_terms(first):
-            raise AttackError(
-                f"round {first}: clients add control variates, or a linear term, to their gradients, which follow from "
-                "all that each sent before, and the threat model withholds who sent that; grant it "
-                "(adversary.knowledge.client_ids)"
-            )
+            raise AttackError(explain_hidden_terms(f"round {first}"))
         members = self._group_members(first, job)
         knowledge, model_hashes = self._job_knowledge(job, first, members)
         fingerprint = self.cache.fingerprint(job, knowledge, self.transcript, model_hashes)

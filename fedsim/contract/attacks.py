@@ -15,7 +15,8 @@ import torch
 
 from fedsim.audit.evaluation.evaluator import FindingSpec, check_claim
 from fedsim.audit.finding_files import finding_from_tensors, tensors_to_save
-from fedsim.base.errors import AttackError, KnowledgeError, error_reason
+from fedsim.audit.threat_model import PRIVATE
+from fedsim.base.errors import AttackError, KnowledgeError, TranscriptError, error_reason
 from fedsim.base.randomness import generator
 from fedsim.contract import common
 from fedsim.contract.checks import CheckedPlugin, ContractViolation, DoesNotApply, NotChecked, expect
@@ -26,6 +27,8 @@ from fedsim.interfaces.findings import Finding
 from fedsim.interfaces.knowledge import FACTS
 from fedsim.plugins import registry
 from fedsim.plugins.code_hashes import locate_error
+from fedsim.recording.payloads import Dense, Form, Kind, Payload
+from fedsim.recording.wire_format import Update
 
 _ITERATIONS = 6
 """Value of the setting `iterations`, where an attack has it and it is not set."""
@@ -141,6 +144,37 @@ def reads_what_it_declares(subject: CheckedPlugin) -> None:
     expect(not unread, f"it declares to use {', '.join(unread)}, and reads nothing of the kind; leave it out of 'uses'")
 
 
+def refuses_nothing_that_works(subject: CheckedPlugin) -> None:
+    """It does not refuse, before a federation runs, facts or messages of a form on which it works."""
+    attack = _build_attack(subject)
+    if attack.subject not in ("numbers", "texts"):
+        raise DoesNotApply("no federation of fedsim has what it is made on")
+    _first_result(subject)
+    for scene in recordings_for(attack, subject.folder):
+        if scene.description not in subject.cache:  # the other checks were content with the first ones
+            break
+        if isinstance(subject.cache[scene.description], str):
+            continue
+        knowledge = scene.knowledge.restrict_to(attack.facts_to_grant())
+        common_facts = knowledge.restrict_to(set(FACTS).difference(PRIVATE))
+        update = scene.transcript.update(scene.transcript.rounds[0], VICTIM)
+        try:
+            attack.check_facts(common_facts, update.num_examples, knowledge.granted_facts())
+            attack.check_message(_make_up_values(update), dataclasses.replace(common_facts, labels=knowledge.labels))
+        except (AttackError, KnowledgeError, TranscriptError) as error:
+            raise ContractViolation(f"it works on {scene.description}, and refuses them beforehand: {error}") from error
+
+
+def _make_up_values(update: Update) -> Update:
+    """Return a message of the same form, whose values tell nothing."""
+    rng, tensors = generator("made up"), dict[str, tuple[Kind, Form]]()
+    for name, (kind, _) in update.payload.tensors.items():
+        shape = update.before[name].shape
+        move = 1e-3 * torch.rand(shape, generator=rng)
+        tensors[name] = (kind, Dense(move if kind == "gradient" else update.before[name] + move))
+    return dataclasses.replace(update, payload=Payload(tensors), message=0)
+
+
 def leaves_arguments_unchanged(subject: CheckedPlugin) -> None:
     """It changes neither the recording, nor the knowledge, nor the model that it is given."""
     scene, _ = _first_result(subject)
@@ -204,6 +238,7 @@ CHECKS = (
     needs_are_enough,
     refuses_before_any_work,
     reads_what_it_declares,
+    refuses_nothing_that_works,
     leaves_arguments_unchanged,
     infers_senders_from_messages,
     reports_progress,

@@ -41,6 +41,7 @@ from fedsim.interfaces.knowledge import (
     describe_grants,
 )
 from fedsim.interfaces.target import Target, check_one_round
+from fedsim.recording.wire_format import Update
 
 __all__ = [
     "ALL",
@@ -344,6 +345,25 @@ class Attack(CheckedSettings, ABC):
                 examples than the network's first layer can distinguish.
         """
         del knowledge, num_examples, granted
+
+    def check_message(self, update: Update, knowledge: Knowledge) -> None:
+        """Refuse messages of a form that it cannot be made on; nothing by default.
+
+        It is called before a federation of fedsim runs, with a message as clients will send it, so that the code with
+        which `_run` begins can read it; `run` does not rely on it. Nothing may be refused for its values, which are
+        made up.
+
+        Args:
+            update: has names and shapes of the tensors to come, w_0, and the least N that may be attacked, or 1 where
+                that is not known yet.
+            knowledge: what it is granted; of what is private to a victim, `labels` and `private_parts` are made up
+                where they will be granted, and everything else is left out.
+
+        Raises:
+            AttackError, KnowledgeError, TranscriptError: such as of an attack that needs a part of the model that
+                clients do not send.
+        """
+        del update, knowledge
 
     def _check_target(self, target: Target) -> Target:
         """Check that knowledge and rounds suffice; return the target with the declared facts."""

@@ -36,7 +36,7 @@ def used_batch_statistics(update: Update, model: nn.Module) -> bool:
     names = running_statistic_names(model)
     if not names:
         return False
-    states = named_states(update, model, update.where, body_alone=True)
+    states = named_states(update, model, update.name, body_alone=True)
     if any(name not in states.before for name in names):
         return True
     before, after = states.before, states.after

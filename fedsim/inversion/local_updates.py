@@ -112,7 +112,7 @@ def read_updates(target: Target) -> LocalUpdates:
 
 def check_update(update: Update, previous: Update | None) -> Update:
     """Return `update` if it is weights or a delta of the same model as the `previous` one's."""
-    where = update.where
+    where = update.name
     if update.gradient is not None:
         raise AttackError(
             f"{where}: it sent a gradient, from which no local model is learnt this way; "
@@ -134,7 +134,7 @@ def check_update(update: Update, previous: Update | None) -> Update:
 
 
 def _check_same_model(update: Update, previous: Update, shapes: dict[str, torch.Size]) -> None:
-    where = update.where
+    where = update.name
     if update.payload.kind != previous.payload.kind:
         raise AttackError(
             f"{where}: it sent {update.payload.kind}, in round {previous.round} "

@@ -28,6 +28,7 @@ from fedsim.inversion.descent import Step, Trial, divergence_error, iterate_desc
 from fedsim.inversion.differentiability import find_output_shape
 from fedsim.inversion.inversion_task import InversionTask
 from fedsim.inversion.labels.problem_labels import find_labels
+from fedsim.inversion.labels.updates import check_label_source
 from fedsim.inversion.problem import InversionProblem
 from fedsim.inversion.problem_builder import build_problem
 from fedsim.inversion.public_fits import check_public_records, warn_of_missing_classes
@@ -122,6 +123,13 @@ class GradientInversion(Attack):
             check_simulable(knowledge.optimizer, "optimizer")
         if self.prior != "none":
             check_public_records(knowledge.auxiliary, knowledge.input_shape, f"prior = '{self.prior}'")
+
+    def check_message(self, update: Update, knowledge: Knowledge) -> None:
+        """Refuse a network of which too much stays with the clients, and labels that its last layer does not tell."""
+        problem, recipe = self._state_problem(update, knowledge)
+        mixes = any(defense.mixes for defense in problem.defenses)  # labels are optimised
+        if knowledge.labels is None and recipe.label_step_size is None and not mixes:
+            check_label_source(update, knowledge, problem.model)
 
     # What a subclass may override.
 
@@ -249,11 +257,7 @@ class GradientInversion(Attack):
         victim_context: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> InversionTask:
         """Do all that comes before the first iteration, but for the check that the distance has a gradient."""
-        problem = self._problem(update, knowledge)
-        recipe = replace(self._recipe(problem), relu_width=self.relu_width)
-        if problem.unknown_names or knowledge.private_parts:
-            recipe = match_private_parts(recipe, problem, update, knowledge)
-        recipe = optimise_vector_targets(recipe, problem, update, knowledge)
+        problem, recipe = self._state_problem(update, knowledge)
         self._warn_of_mismatch(recipe, problem, update, knowledge)
         if recipe.normalised_by_batch:
             model = copy_with_batch_statistics(problem.model)
@@ -286,6 +290,14 @@ class GradientInversion(Attack):
             victim_context=victim_context,
         )
         return task.with_enough_precision() if task.half_precision else task
+
+    def _state_problem(self, update: Update, knowledge: Knowledge) -> tuple[InversionProblem, Recipe]:
+        """Return the problem, without labels, and the recipe by which it is solved."""
+        problem = self._problem(update, knowledge)
+        recipe = replace(self._recipe(problem), relu_width=self.relu_width)
+        if problem.unknown_names or knowledge.private_parts:
+            recipe = match_private_parts(recipe, problem, update, knowledge)
+        return problem, optimise_vector_targets(recipe, problem, update, knowledge)
 
     def _warn_of_mismatch(
         self, recipe: Recipe, problem: InversionProblem, update: Update, knowledge: Knowledge

@@ -106,8 +106,8 @@ def missing_part_error(names: Sequence[str], where: str) -> AttackError:
     missing = join_first([repr(name) for name in names], 3)
     return AttackError(
         f"{where}: {missing} of the model are in no message, as of a part that stays with the clients, and this "
-        "attack needs all of it; choose one that reads the first layer alone, such as analytic, or that finds the "
-        "part along, such as sme"
+        "attack needs all of it; attack clients that send the whole model, or choose an attack that reads the first "
+        "layer alone, such as analytic, or that finds the part along, such as sme"
     )
 
 

@@ -40,7 +40,7 @@ def build_problem(
             buffers that were not shared, or computes differently in training mode.
         TranscriptError: the update is not one of this model.
     """
-    where = update.where
+    where = update.name
     assert knowledge.model is not None
     assert knowledge.loss is not None
     model = knowledge.model().to(knowledge.device).eval()

@@ -175,13 +175,13 @@ def remove_app_controls(update: Update, earlier_updates: Iterable[Update], messa
     other = "value" if stated == "change" else "change"
     if residuals[stated] > _MIN_TELLING_RESIDUAL and residuals[other] < residuals[stated] / 2:
         raise TranscriptError(
-            f"{update.where}: [app] control_replies says that it sent the {stated} of "
+            f"{update.name}: [app] control_replies says that it sent the {stated} of "
             f"its control variate, and as its {other} what it sent fits its move better ({residuals[other]:.2g} of the "
             f"move is left, not {residuals[stated]:.2g}); set control_replies = '{other}'"
         )
     if residuals[stated] > _MAX_RESIDUAL and not message_format.defended:
         raise TranscriptError(
-            f"{update.where}: what it sent of its control variate leaves "
+            f"{update.name}: what it sent of its control variate leaves "
             f"{residuals[stated]:.2g} of its move unexplained; [app] controls reads SCAFFOLD's option II, where c_i+ - "
             "c_i + c is the mean step of the client; leave it out where the app does otherwise, or set defended = true "
             "where clients round what they send or add noise to it"

@@ -133,7 +133,7 @@ class MessageFormat(BaseModel):
         """
         from fedsim.recording.payloads import Payload, to_working_type  # imports torch
 
-        where = update.where
+        where = update.name
         in_one_record = bool(self.controls) and not update.records
         # Select the record that holds the model.
         if update.records:
@@ -173,7 +173,7 @@ class MessageFormat(BaseModel):
         Raises:
             TranscriptError: one of them sent none, or some are not of tensors of the model.
         """
-        where = update.where
+        where = update.name
         received, model = self._split_controls(update.before, update, where, "the server")
         sent, _ = self._split_controls(update.payload.arrays(), update, where, f"client {update.client}")
         for name, control in received.items():
@@ -211,7 +211,7 @@ class MessageFormat(BaseModel):
 
     def read_moves(self, update: Update) -> dict[str, Tensor]:
         """Return w_t - w_T by the names of the tensors in messages, in float64, of a message with control variates."""
-        where = update.where
+        where = update.name
         _, before = self._split_controls(update.before, update, where, "the server")
         _, sent = self._split_controls(update.payload.arrays(), update, where, f"client {update.client}")
         moves = {}

@@ -74,7 +74,7 @@ def read_split_steps(updates: Iterable[Update]) -> list[SplitStep]:
     """
     steps, last_gradient, names_gradients = list[SplitStep](), None, False
     for update in updates:
-        where = update.where
+        where = update.name
         # A gradient that came with this request belongs to an earlier answer.
         gradient = _find_matrix(update.before, f"{where}: what it was sent")
         is_old = gradient is not None and last_gradient is not None and torch.equal(gradient, last_gradient)

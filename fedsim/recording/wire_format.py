@@ -55,8 +55,8 @@ class Update:
     gradient_move: State | None = None
 
     @property
-    def where(self) -> str:
-        """Name the message, as sentences about it begin."""
+    def name(self) -> str:
+        """Return what to call the message where a sentence about it begins."""
         return f"round {self.round}, client {self.client}" if self.message else "the clients"
 
     @cached_property

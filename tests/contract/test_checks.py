@@ -34,14 +34,14 @@ from fedsim.exposure.measure import Measure
 from fedsim.federation.engines.cohort import ORDER_RECORD
 from fedsim.federation.engines.engine import Engine, FederationJob
 from fedsim.federation.engines.serial import InProcessGrid
-from fedsim.interfaces.attack import Attack, Paper
+from fedsim.interfaces.attack import Attack, Knowledge, Paper
 from fedsim.interfaces.defense import Defense, Guarantee, Participation
 from fedsim.interfaces.findings import Membership, Reconstruction
 from fedsim.interfaces.local_context import LocalContext
 from fedsim.interfaces.message_noise import MessageNoise, TrainingFacts
 from fedsim.interfaces.panel import Panel
 from fedsim.plugins import registry
-from fedsim.recording.wire_format import State
+from fedsim.recording.wire_format import State, Update
 from fedsim.report.reported_run import ReportedRun
 from tests.support import checked_classes
 
@@ -209,6 +209,13 @@ class WantsTheSecret(Fine):
     """Need what is nothing."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"truth"})
+
+
+class RefusesAll(Fine):
+    """Refuses each message before a federation runs, and works on it."""
+
+    def check_message(self, update: Update, knowledge: Knowledge) -> None:
+        raise AttackError("no message is good")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1027,6 +1034,7 @@ BROKEN: list[tuple[Check, registry.Group, type, dict[str, Any], str]] = [
     (kinds.is_an_evaluator, "findings", Odd, {}, "'judge' cannot be called as judge"),
     (kinds.is_of_a_finding, "findings", Odd, {}, "the kind of Reconstruction is 'reconstruction', expected '.*:Odd'"),
     (attacks.refuses_before_any_work, "attacks", ChecksNothing, {}, "without input_shape it runs"),
+    (attacks.refuses_nothing_that_works, "attacks", RefusesAll, {}, "and refuses them beforehand: no message is good"),
     (defenses.sampling_is_poisson_or_none, "defenses", SamplesOddly, {}, "sampling returns a float"),
     (datasets.names_its_source, "datasets", Dots, {"licence": ""}, "its licence is empty"),
     (measures.takes_no_derivative, "measures", Peeks, {}, "it takes derivatives of the model by its inputs"),

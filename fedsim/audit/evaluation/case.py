@@ -29,7 +29,7 @@ from fedsim.interfaces.modality import PublicExamples
 from fedsim.recording.adversary_role import AdversaryRole
 from fedsim.recording.header import Header
 from fedsim.recording.message_format import MessageFormat
-from fedsim.recording.wire_format import State
+from fedsim.recording.wire_format import State, Update
 from fedsim.training.settings import LocalTraining
 
 MAX_NAMES = 6
@@ -140,6 +140,20 @@ class Case(ABC):
     @abstractmethod
     def count_clients(self, adversary: AdversaryTable) -> int | None:
         """Return how many clients at most the attacked rounds show; None where it is not known."""
+
+    def expect_message(self, adversary: AdversaryTable, num_examples: int | None) -> Update | None:
+        """Return a message as clients send it to what `adversary` sees; None where it is not known.
+
+        Args:
+            num_examples: N; 1 where it is not known.
+        """
+        del adversary, num_examples
+        return None
+
+    def expect_private_facts(self, num_examples: int, names: Collection[str]) -> dict[str, Any]:
+        """Return facts of a victim of such a message, of those that are among `names`, with made-up values."""
+        del num_examples, names
+        return {}
 
     def count_parameters(self) -> int | None:
         """Return how many parameters clients train and send; None where it is not known."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedsim.audit.architecture import Architecture
 from fedsim.audit.evaluation.case import Case, least_of_victims
 from fedsim.audit.evaluation.truth import Truth
+from fedsim.audit.expected_message import expect_message, expect_private_facts
 from fedsim.base.errors import ConfigError, DataError, KnowledgeError, did_you_mean
 from fedsim.base.randomness import derive_seed
 from fedsim.data import Column
@@ -33,7 +34,7 @@ from fedsim.interfaces.modality import PublicExamples
 from fedsim.recording.adversary_role import AdversaryRole, find_error_in_collusion
 from fedsim.recording.header import Header
 from fedsim.recording.message_format import MessageFormat
-from fedsim.recording.wire_format import State
+from fedsim.recording.wire_format import State, Update
 
 _PLAIN_STRATEGIES = ("fedavg", "fedprox", "fedsgd")
 """Strategies that add the mean of the updates, or a step by the mean gradient, to the model."""
@@ -109,6 +110,14 @@ class OwnRun(Case):
         is_one_round = adversary.rounds != "all" and len(adversary.rounds or (1,)) == 1
         clients = self._sample_size if is_one_round else config.federation.clients
         return min(clients, len(config.recording.clients or range(clients)))
+
+    def expect_message(self, adversary: AdversaryTable, num_examples: int | None) -> Update:
+        """Return a message of the form that follows from model, algorithm and settings of training."""
+        return expect_message(self.own_experiment, adversary, num_examples)
+
+    def expect_private_facts(self, num_examples: int, names: Collection[str]) -> dict[str, Any]:
+        """Return labels and private parts of the forms that clients have."""
+        return expect_private_facts(self.own_experiment, num_examples, names)
 
     def count_parameters(self) -> int:
         """Return how many parameters clients train and send."""

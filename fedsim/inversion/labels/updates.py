@@ -25,6 +25,7 @@ from fedsim.inversion.labels.last_layer import (
     untrained_layer_error,
 )
 from fedsim.inversion.labels.logit_gradient import logit_gradient
+from fedsim.inversion.model_checks import random_inputs
 from fedsim.inversion.named_states import NamedStates, named_states
 from fedsim.recording.wire_format import State, Update
 from fedsim.training.loop import local_update
@@ -94,14 +95,14 @@ def count_labels(
     """
     probes = _noise_inputs(model, knowledge, rng)
     name = last_bias_name(model, probes)
-    states = named_states(update, model, update.where)
+    states = named_states(update, model, update.name)
     owns_weights = has_own_weights(model, probes)
     directions = layer_directions(name, states, knowledge.defenses_in(update.round), owns_weights=owns_weights)
     movement = directions[name]
     if not movement.any():
         if not model.get_parameter(name).requires_grad:
             raise untrained_layer_error(name)
-        warn(f"{update.where}: {name} was not sent; labels are guesses")
+        warn(f"{update.name}: {name} was not sent; labels are guesses")
     form = logit_gradient(knowledge.loss or cross_entropy, len(movement), knowledge.device)
     count = update.num_examples
     if update.gradient is not None:
@@ -149,6 +150,18 @@ def count_labels(
     return labels
 
 
+def check_label_source(update: Update, knowledge: Knowledge, model: nn.Module) -> None:
+    """Check that labels can be counted in messages of the form of `update`.
+
+    Raises:
+        KnowledgeError, AttackError: they cannot, whatever the values are.
+    """
+    name = last_bias_name(model, random_inputs(knowledge, next(model.parameters())))
+    shapes = named_states(update, model, update.name).shapes
+    if name not in shapes or not model.get_parameter(name).requires_grad:
+        raise untrained_layer_error(name)
+
+
 @dataclass(frozen=True)
 class _RoundEnds:
     """What the model makes of noise at w_0 and at w_T.
@@ -191,7 +204,7 @@ def _read_absent_class(movement: Tensor, p: Tensor) -> float:
 
 
 def _warn_of_guesses(update: Update, cause: str) -> None:
-    warn(f"{update.where}: {cause}; counts may come near to guessing")
+    warn(f"{update.name}: {cause}; counts may come near to guessing")
 
 
 def _simulate_last_layer(
