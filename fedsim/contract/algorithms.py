@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +14,8 @@ from fedsim.base.task import Task
 from fedsim.contract import common
 from fedsim.contract.checks import CheckedPlugin, NotChecked, expect
 from fedsim.interfaces.algorithm import ClientAlgorithm
-from fedsim.interfaces.local_context import ClientRound
+from fedsim.interfaces.defense import Defense
+from fedsim.interfaces.local_context import ClientRound, LocalContext
 from fedsim.plugins import registry
 from fedsim.recording.control_variates import split_controls
 from fedsim.recording.payloads import State
@@ -39,6 +41,7 @@ class _Rounds:
         private_parts: what of the model it kept in the end.
         personal: the model that it uses itself, in the end.
         start: the whole model before the first round.
+        trained: names of its parameters.
     """
 
     sent: list[State]
@@ -46,6 +49,7 @@ class _Rounds:
     private_parts: State
     personal: State
     start: State
+    trained: Collection[str]
 
 
 def is_an_algorithm(subject: CheckedPlugin) -> None:
@@ -84,6 +88,26 @@ def draws_from_its_key(subject: CheckedPlugin) -> None:
     expect(is_same and common.are_equal(first.memory, second.memory), "the same client sends or keeps something else")
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Silence(Defense):
+    """Let no defended pass learn anything."""
+
+    def on_gradient(self, gradient: State, context: LocalContext) -> State:
+        """Return zeros."""
+        del context
+        return {name: torch.zeros_like(tensor) for name, tensor in gradient.items()}
+
+
+def sends_what_is_defended(subject: CheckedPlugin) -> None:
+    """Where defenses silence the passes on which they act, it sends the same whatever the data are."""
+    sent = []
+    for holder in (0, 1):
+        rounds = _train(subject, holder=holder, defenses=(_Silence(),))
+        sent.append([{name: message[name] for name in message.keys() & rounds.trained} for message in rounds.sent])
+    is_same = all(common.are_equal(*pair) for pair in zip(*sent, strict=True))
+    expect(is_same, "what it sends follows from data on which no defense acted; send results of defended passes alone")
+
+
 def serves_many_clients(subject: CheckedPlugin) -> None:
     """It keeps nothing of one client for another."""
     algorithm = _algorithm(subject)
@@ -110,6 +134,7 @@ CHECKS = (
     divides_models,
     trains_clients,
     draws_from_its_key,
+    sends_what_is_defended,
     serves_many_clients,
     evaluates_personal_models,
 )
@@ -135,8 +160,15 @@ def _fitting_network(subject: CheckedPlugin) -> nn.Module:
     raise NotChecked(f"it accepts no tiny network: {refusal}")
 
 
-def _train(subject: CheckedPlugin, *, client: int = 0, algorithm: ClientAlgorithm | None = None) -> _Rounds:
-    """Train one client for two rounds in which the server sends the same."""
+def _train(
+    subject: CheckedPlugin,
+    *,
+    client: int = 0,
+    holder: int | None = None,
+    algorithm: ClientAlgorithm | None = None,
+    defenses: Sequence[Defense] = (),
+) -> _Rounds:
+    """Train one client, with its own data or those of `holder`, for two rounds in which the server sends the same."""
     algorithm, network = algorithm or _algorithm(subject), _fitting_network(subject)
     start = copy_state(network)
     private_names = find_private_names(algorithm, network, subject.name)
@@ -152,17 +184,19 @@ def _train(subject: CheckedPlugin, *, client: int = 0, algorithm: ClientAlgorith
             controls=controls,
             parts=algorithm.divide_model(network),
             memory=memory,
-            share=_share(client, number),
+            share=_share(client, number, client if holder is None else holder),
             settings=_TRAINING,
-            defenses=(),
+            defenses=defenses,
             client_round=ClientRound(key=("contract", number, client), number=number),
             loss=_TASK.loss,
         )
         sent.append(run_algorithm(algorithm, training_client, private_names, private_parts)[0])
     personal = algorithm.personalise_model({**start, **private_parts}, memory)
-    return _Rounds(sent=sent, memory=memory, private_parts=private_parts, personal=personal, start=start)
+    return _Rounds(
+        sent=sent, memory=memory, private_parts=private_parts, personal=personal, start=start, trained=parameters
+    )
 
 
-def _share(client: int, number: int) -> LocalData:
-    inputs = torch.randn((8, *_TASK.input_shape), generator=generator("contract", "inputs", client))
+def _share(client: int, number: int, holder: int) -> LocalData:
+    inputs = torch.randn((8, *_TASK.input_shape), generator=generator("contract", "inputs", holder))
     return LocalData(inputs=inputs, labels=torch.arange(8) % 3, key=("contract", "train", number, client))

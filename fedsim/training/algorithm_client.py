@@ -6,12 +6,13 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor, nn
 
 from fedsim.base.errors import RunError
 from fedsim.base.task import Loss
 from fedsim.interfaces.algorithm import ClientAlgorithm, ClientResult, FeatureLoss
-from fedsim.interfaces.defense import Defense
+from fedsim.interfaces.defense import TRAINING_HOOKS, Defense, overrides
 from fedsim.interfaces.local_context import ClientRound, Memory
 from fedsim.recording.control_variates import join_controls
 from fedsim.recording.wire_format import State
@@ -40,6 +41,7 @@ class TrainingClient:
         client_round: randomness and memory of its defenses.
         canaries: put among the gradients of examples.
         losses: mean training loss of each pass, by its name.
+        undefended: models after the passes on which defenses that act in training did not.
     """
 
     network: nn.Module
@@ -54,6 +56,7 @@ class TrainingClient:
     loss: Loss
     canaries: Canaries | None = None
     losses: dict[str, float] = field(default_factory=dict)
+    undefended: list[State] = field(default_factory=list)
 
     @property
     def learning_rate(self) -> float:
@@ -110,7 +113,11 @@ class TrainingClient:
             ),
         )
         # What a client keeps is on the CPU, as is what the server sent.
-        return {tensor_name: tensor.cpu() for tensor_name, tensor in after.items()}
+        after = {tensor_name: tensor.cpu() for tensor_name, tensor in after.items()}
+        acts_in_training = any(overrides(defense, hook) for defense in self.defenses for hook in TRAINING_HOOKS)
+        if acts_in_training and not defended:
+            self.undefended.append({tensor_name: tensor.clone() for tensor_name, tensor in after.items()})
+        return after
 
     def make_representation(self, model: State) -> Callable[[Tensor], Tensor]:
         """Return a function that computes representations by a fixed model; see `LocalClient`."""
@@ -145,4 +152,16 @@ def run_algorithm(
             private_memory[tensor_name] = tensor
         else:
             shared[tensor_name] = tensor
+            _check_defended(name, tensor_name, tensor, client)
     return join_controls(shared, result.controls), client.losses[REPORTED_PASS]
+
+
+def _check_defended(name: str, tensor_name: str, tensor: Tensor, client: TrainingClient) -> None:
+    """Raise RunError where a tensor that is sent is that of a pass without defenses, which would be promised of it."""
+    if torch.equal(tensor, client.model[tensor_name]):
+        return  # no pass trained it
+    if any(torch.equal(tensor, model[tensor_name]) for model in client.undefended):
+        raise RunError(
+            f"{name}.train_client: '{tensor_name}' is sent as it is after a pass with defended = False, so the "
+            "defenses do not hold; send the result of a defended pass"
+        )

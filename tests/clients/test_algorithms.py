@@ -24,6 +24,7 @@ from clients.algorithms.fedprox import FedProxClient
 from clients.algorithms.fedrep import FedRep
 from clients.algorithms.moon import Moon
 from clients.algorithms.scaffold import ScaffoldClient
+from clients.defenses.dp_sgd import DpSgd
 from fedsim.base.errors import AttackError, ConfigError, FedsimError, RunError, TranscriptError
 from fedsim.base.randomness import generator, seed_globals
 from fedsim.base.task import Task
@@ -686,6 +687,25 @@ def test_what_an_algorithm_does_wrong_is_told(result: Any, sentence: str) -> Non
 
     with pytest.raises(RunError, match=sentence):
         train(Wrong(), copy_state(network()))
+
+
+def test_the_result_of_an_undefended_pass_is_not_sent_under_a_promise() -> None:
+    """The ledger would state an epsilon of messages that no defense touched; with Ditto it is kept, and not sent."""
+
+    class SendsWrongPass(FedAvgClient):
+        def train_client(self, client: LocalClient) -> ClientResult:
+            client.train(client.model)
+            return ClientResult(model=client.train(client.model, name="again", defended=False))
+
+    for algorithm in (SendsWrongPass(), Ditto()):
+        client = make_client(algorithm, copy_state(network()), on=network())
+        assert run_algorithm(algorithm, client, (), {})
+        client = dataclasses.replace(client, losses={}, defenses=(DpSgd(clip=1.0, noise_multiplier=1.0),))
+        if isinstance(algorithm, Ditto):
+            assert run_algorithm(algorithm, client, (), {})
+            continue
+        with pytest.raises(RunError, match=r"'1.weight' is sent as it is after a pass with defended = False, so the"):
+            run_algorithm(algorithm, client, (), {})
 
 
 def test_there_are_checks_of_strangers_algorithms() -> None:

@@ -76,6 +76,16 @@ class Draws(Plain):
         return ClientResult(model={name: tensor + torch.randn(tensor.shape) for name, tensor in after.items()})
 
 
+@dataclass(frozen=True, kw_only=True)
+class Undefended(Plain):
+    """Send the mean of a defended pass and of one on which no defense acts."""
+
+    def train_client(self, client: LocalClient) -> ClientResult:
+        defended = client.train(client.model)
+        undefended = client.train(client.model, name="again", defended=False)
+        return ClientResult(model={name: (tensor + undefended[name]) / 2 for name, tensor in defended.items()})
+
+
 _EARLIER: list[State] = []
 
 
@@ -132,6 +142,7 @@ BROKEN: list[tuple[Check, type, str]] = [
     (algorithms.trains_clients, SendsBack, "a client sends what it was sent; train it"),
     (algorithms.trains_clients, KeepsStill, "private parts are never trained"),
     (algorithms.draws_from_its_key, Draws, "it draws from torch's global generator"),
+    (algorithms.sends_what_is_defended, Undefended, "follows from data on which no defense acted"),
     (algorithms.serves_many_clients, Shares, "after another client, a client sends something else"),
     (algorithms.evaluates_personal_models, Undeclared, "a client uses a model of its own; set personal = True"),
     (algorithms.evaluates_personal_models, OnlyClaims, "a client uses the shared model; leave personal out"),
