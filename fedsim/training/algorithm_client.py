@@ -42,6 +42,7 @@ class TrainingClient:
         canaries: put among the gradients of examples.
         losses: mean training loss of each pass, by its name.
         undefended: models after the passes on which defenses that act in training did not.
+        defended_steps: numbers of local steps of the passes on which they did.
     """
 
     network: nn.Module
@@ -57,6 +58,7 @@ class TrainingClient:
     canaries: Canaries | None = None
     losses: dict[str, float] = field(default_factory=dict)
     undefended: list[State] = field(default_factory=list)
+    defended_steps: list[int] = field(default_factory=list)
 
     @property
     def learning_rate(self) -> float:
@@ -115,7 +117,9 @@ class TrainingClient:
         # What a client keeps is on the CPU, as is what the server sent.
         after = {tensor_name: tensor.cpu() for tensor_name, tensor in after.items()}
         acts_in_training = any(overrides(defense, hook) for defense in self.defenses for hook in TRAINING_HOOKS)
-        if acts_in_training and not defended:
+        if defended:
+            self.defended_steps.append(settings.steps(len(share.labels)))
+        elif acts_in_training:
             self.undefended.append({tensor_name: tensor.clone() for tensor_name, tensor in after.items()})
         return after
 
@@ -146,6 +150,12 @@ def run_algorithm(
         raise RunError(f"{name}.train_client: the control of '{odd_name}' was given or returned alone; return all")
     if REPORTED_PASS not in client.losses:
         raise RunError(f"{name}.train_client: no pass of client.train was without a name; leave that of one out")
+    is_accounted = any(overrides(defense, hook) for defense in client.defenses for hook in ("on_examples", "sampling"))
+    if is_accounted and algorithm.counts_steps and (steps := sum(client.defended_steps)) > client.num_steps:
+        raise RunError(
+            f"{name}.train_client: takes {steps} defended steps, and the defenses account for the {client.num_steps} "
+            "of [training]; train what is not sent with defended = False, or set counts_steps = False"
+        )
     shared: dict[str, Tensor] = {}
     for tensor_name, tensor in result.model.items():
         if tensor_name in private_names:

@@ -700,12 +700,31 @@ def test_the_result_of_an_undefended_pass_is_not_sent_under_a_promise() -> None:
     for algorithm in (SendsWrongPass(), Ditto()):
         client = make_client(algorithm, copy_state(network()), on=network())
         assert run_algorithm(algorithm, client, (), {})
-        client = dataclasses.replace(client, losses={}, defenses=(DpSgd(clip=1.0, noise_multiplier=1.0),))
+        client = make_client(algorithm, copy_state(network()), on=network())
+        client = dataclasses.replace(client, defenses=(DpSgd(clip=1.0, noise_multiplier=1.0),))
         if isinstance(algorithm, Ditto):
             assert run_algorithm(algorithm, client, (), {})
             continue
         with pytest.raises(RunError, match=r"'1.weight' is sent as it is after a pass with defended = False, so the"):
             run_algorithm(algorithm, client, (), {})
+
+
+def test_steps_for_which_no_accountant_accounts_are_not_taken() -> None:
+    """The ledger would state the epsilon of one pass of messages that follow from two."""
+
+    class TrainsOn(FedAvgClient):
+        def train_client(self, client: LocalClient) -> ClientResult:
+            return ClientResult(model=client.train(client.train(client.model), name="on"))
+
+    client = make_client(TrainsOn(), copy_state(network()), on=network())
+    assert run_algorithm(TrainsOn(), client, (), {})
+    client = make_client(TrainsOn(), copy_state(network()), on=network())
+    client = dataclasses.replace(client, defenses=(DpSgd(clip=1.0, noise_multiplier=1.0),))
+    steps = client.num_steps
+    with pytest.raises(
+        RunError, match=f"takes {2 * steps} defended steps, and the defenses account for the {steps} of"
+    ):
+        run_algorithm(TrainsOn(), client, (), {})
 
 
 def test_there_are_checks_of_strangers_algorithms() -> None:
