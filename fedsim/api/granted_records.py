@@ -81,16 +81,16 @@ def _leaves_range(inputs: Tensor, bounds: Sequence[Sequence[float]]) -> bool:
 
 
 def drop_overlap(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop, with a warning, auxiliary records that are equal to a record that the client trains on.
+    """Drop, with a warning, auxiliary records that are equal to one that the client trains on, images by any label.
 
     The client's records are `records` and the members among `known_candidates`.
     """
     tables = {name: table for name, table in facts.items() if isinstance(table, Records)}
     _check_distinct({name: tables[name] for name in ("candidates", "known_candidates") if name in tables})
     # Hashes of the records that the client is known to train on.
-    client_hashes = set(_hashes(tables["records"])) if "records" in tables else set[bytes]()
+    client_hashes = set(_hash_content(tables["records"])) if "records" in tables else set[bytes]()
     if isinstance(candidates := tables.get("known_candidates"), KnownCandidates):
-        for record, is_member in zip(_hashes(candidates), candidates.members.tolist(), strict=True):
+        for record, is_member in zip(_hash_content(candidates), candidates.members.tolist(), strict=True):
             if is_member:
                 client_hashes.add(record)
     cleaned = {}
@@ -123,7 +123,7 @@ def _check_distinct(tables: Mapping[str, Records]) -> None:
 
 def _drop_records(name: str, table: Records, hashes_to_drop: set[bytes]) -> Records:
     """Return a table without the records that have one of these hashes."""
-    kept = [index for index, record in enumerate(_hashes(table)) if record not in hashes_to_drop]
+    kept = [index for index, record in enumerate(_hash_content(table)) if record not in hashes_to_drop]
     count = len(table.inputs)
     if not kept:
         raise ConfigError(
@@ -139,6 +139,11 @@ def _drop_records(name: str, table: Records, hashes_to_drop: set[bytes]) -> Reco
     )
     index = torch.tensor(kept)
     return replace(table, **{part: tensor[index.to(tensor.device)] for part, tensor in table.tensors.items()})
+
+
+def _hash_content(table: Records) -> list[bytes]:
+    """Return a hash of each record by which it gives another away: of an image whatever its label."""
+    return _hashes(replace(table, labels=torch.zeros(len(table.inputs))) if table.inputs.ndim > 2 else table)
 
 
 def _hashes(table: Records) -> list[bytes]:

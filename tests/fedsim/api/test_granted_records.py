@@ -56,6 +56,15 @@ def test_a_record_with_another_label_is_no_twin() -> None:
     assert kept["auxiliary"] is other
 
 
+def test_an_image_with_another_label_is_the_clients_own() -> None:
+    images = torch.rand(3, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    known = {
+        "records": Records(inputs=images[:1], labels=torch.tensor([1])),
+        "auxiliary": Records(inputs=images, labels=torch.tensor([5, 6, 7])),
+    }
+    assert drop_overlap(known)["auxiliary"].labels.tolist() == [6, 7]
+
+
 @pytest.mark.parametrize(
     ("known", "told"),
     [
