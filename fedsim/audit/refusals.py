@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -110,6 +111,8 @@ def _check_facts(audit: Audit, attack: Attack) -> None:
         if message is None:
             return
         made_up = audit.case.expect_private_facts(message.num_examples, facts.intersection(private))
+        # It may be changed in place, and w_0 is that of the experiment.
+        message, made_up = deepcopy((message, made_up))
         knowledge = replace(knowledge, **made_up)
         with discard_warnings():  # those of the attack itself come with its findings
             attack.check_message(message, knowledge)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 
 from fedsim.base.errors import ConfigError, FedsimError, join_first, number_of
@@ -29,7 +29,6 @@ from fedsim.recording.manifest import (
 from fedsim.recording.sealed_files import read_sealed_file
 from fedsim.recording.seals import KEY_VARIABLE, signing_key
 from fedsim.recording.transcript import Transcript
-from fedsim.training.settings import LocalTraining
 
 _MAX_LISTED = 10
 """Most rounds or files that a sentence names."""
@@ -155,14 +154,20 @@ def _compare_with_experiment(header: Header, experiment: Experiment) -> str:
     """
     if list(header.broadcasts) != [hash_state(experiment.initial_state())]:
         return "began with another model than this experiment does"
-    if registry.is_builtin("strategies", experiment.config.strategy.name):
-        for name in (field.name for field in fields(LocalTraining)):
-            recorded, stated = header.config.get(name.replace("_", "-")), getattr(experiment.training, name)
+    strategy = experiment.config.strategy
+    if registry.is_builtin("strategies", strategy.name):
+        settings = asdict(experiment.training)
+        settings["proximal_mu"] = strategy.settings.get("proximal_mu", 0.0)  # FedProx's server adds it
+        for name, stated in settings.items():
+            recorded = header.config.get(name.replace("_", "-"))
             if recorded not in (None, stated):
                 return f"was trained with {name} = {recorded}, and this experiment says {stated}"
     counts = experiment.setting.num_examples
     for reply in header.replies:
-        held = sum(counts[client] for client in reply.members or [reply.client])
+        clients = reply.members or [reply.client]
+        if unknown := [client for client in clients if client >= len(counts)]:
+            return f"is of client {unknown[0]}, too, and this experiment has {number_of(len(counts), 'client')}"
+        held = sum(counts[client] for client in clients)
         if reply.num_examples and reply.num_examples > held:
             return f"has N = {reply.num_examples} of client {reply.client}, and in this experiment N is {held}"
     return ""

@@ -102,6 +102,7 @@ class _Step(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (inputs,) = ctx.saved_tensors
-        size = inputs.square().mean().sqrt().clamp_min(torch.finfo(inputs.dtype).tiny)
-        density = torch.exp(-(inputs / (ctx.width * size)).square() / 2) / (ctx.width * size * math.sqrt(2 * math.pi))
-        return gradients[0] * density, None
+        deviation = ctx.width * inputs.square().mean().sqrt()
+        density = torch.exp(-(inputs / deviation).square() / 2) / (deviation * math.sqrt(2 * math.pi))
+        # Where all inputs are 0 they have no size, and the density would be infinite.
+        return gradients[0] * torch.where(deviation > 0, density, 0.0), None

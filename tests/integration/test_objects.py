@@ -348,6 +348,7 @@ def test_a_recording_beside_the_experiment_of_another_run_is_refused(tmp_path: P
             3,
             "has N = 4 of client 0, and in this experiment N is 3, so the recording is of",
         ),
+        ("federation.clients", 1, "is of client 1, too, and this experiment has 1 client, so the recording is of"),
     ],
 )
 def test_a_recording_beside_an_edited_experiment_is_refused(
@@ -361,6 +362,12 @@ def test_a_recording_beside_an_edited_experiment_is_refused(
     (tmp_path / "experiment.toml").write_text(tomli_w.dumps(content))
     with pytest.raises(ConfigError, match=words):
         fedsim.open(tmp_path).attack("sme", victim=0, round=1, iterations=1)
+
+
+def test_a_recording_beside_its_own_experiment_is_attacked_whatever_the_server_adds_to_settings(tmp_path: Path) -> None:
+    run = fedsim.run({**TABLES, "strategy": {"name": "fedprox", "proximal_mu": 0.1}}, tmp_path / "fedprox")
+    (run.path / "manifest.json").unlink()
+    fedsim.open(run.path).attack("analytic", victim=0, round=1)
 
 
 def test_a_table_that_was_deleted_does_not_pass_for_an_empty_one(plain: Run) -> None:

@@ -6,16 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from fedsim.audit.audit import Audit, make_audit
 from fedsim.audit.expected_message import expect_message
+from fedsim.audit.refusals import find_refusals
 from fedsim.base.errors import FedsimError
 from fedsim.federation.config import AttackFile, Config
 from fedsim.federation.experiment import Experiment
 from fedsim.federation.open_run import OpenRun
 from fedsim.federation.resolve import resolve
+from fedsim.interfaces.attack import Knowledge
 from fedsim.plugins import registry
+from fedsim.recording.wire_format import Update
 from tests.support.experiments import make_attack_file, make_tiny_config, run_serial
 
 NORMALISED = {"model": {"name": "mlp", "hidden": [16], "batch_norm": True}}
@@ -116,6 +120,28 @@ def test_what_messages_will_not_hold_refuses_an_attack_before_the_run(
     found = make_waiting_audit(config, tmp_path, attack, **knowledge).refusal_reasons.get(attack)
     assert (found is None) == (reason is None), found
     assert (reason or "") in (found or "")
+
+
+def test_a_check_that_changes_its_message_changes_no_other_and_no_federation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[float] = []
+
+    def overwrite(attack: object, update: Update, knowledge: Knowledge) -> None:
+        assert knowledge.private_parts is not None
+        for state in (update.before, update.after, knowledge.private_parts):
+            seen.extend(float(tensor.abs().sum()) for tensor in state.values())
+            for tensor in state.values():
+                tensor.fill_(7.0)
+
+    monkeypatch.setattr(registry.load("attacks", "sme"), "check_message", overwrite)
+    audit = make_waiting_audit(make_tiny_config(**PRIVATE_HEAD), tmp_path, "sme", private_parts=True)
+    assert audit.experiment is not None
+    start = {name: tensor.clone() for name, tensor in audit.experiment.initial_model_state().items()}
+    assert not find_refusals(audit)
+    assert not find_refusals(audit)
+    assert seen[: len(seen) // 2] == seen[len(seen) // 2 :] != []
+    assert all(torch.equal(tensor, start[name]) for name, tensor in audit.experiment.initial_model_state().items())
 
 
 @pytest.mark.slow

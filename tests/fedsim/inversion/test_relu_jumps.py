@@ -73,6 +73,14 @@ def test_the_density_adds_up_to_the_jump_and_is_as_wide_as_it_says() -> None:
     assert deviation == pytest.approx(0.2 * inputs.square().mean().sqrt().item(), rel=1e-3)
 
 
+def test_inputs_without_a_size_have_no_jumps() -> None:
+    """As of dummy data of 0 behind a layer without bias, whose density would be infinite."""
+    inputs = torch.zeros(5, requires_grad=True)
+    with SmoothReluJumps(0.05):
+        (step,) = torch.autograd.grad(functional.relu(inputs).sum(), inputs, create_graph=True)
+    assert torch.equal(torch.autograd.grad(step.sum(), inputs)[0], torch.zeros(5))
+
+
 def test_restarts_that_are_batched_see_the_same_jumps() -> None:
     """By `vmap`, each with the width of its own inputs."""
     weights = torch.randn((5, 4), generator=generator("batched"))
