@@ -249,6 +249,7 @@ METHODS: dict[str, tuple[str, tuple[Stage, ...]]] = {
     "adam, lbfgs x3": ("Adam, then L-BFGS, 3 x", (Stage(share=1.5), Stage(optimizer="lbfgs", share=1.5))),
     "denoiser": ("denoiser, 4 x", (Stage(**_DENOISER),)),
     "smooth steps": ("denoiser, smooth steps, 4 x", (Stage(**_SMOOTH),)),
+    "wide steps": ("denoiser, wider steps, 4 x", (Stage(**_SMOOTH | {"relu_width": 1.0}),)),
     "squared statistics": (
         "denoiser, smooth steps, squared statistics, 4 x",
         (Stage(**_SMOOTH, bn_weight=0.01, squared=True),),
