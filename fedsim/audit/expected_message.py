@@ -21,13 +21,16 @@ _STEP = 1e-3
 """Farthest that a number moves in training that is made up."""
 
 
-def expect_message(experiment: Experiment, adversary: AdversaryTable, num_examples: int | None) -> Update:
+def expect_message(
+    experiment: Experiment, adversary: AdversaryTable, num_examples: int | None, members: int = 1
+) -> Update:
     """Return a message with the tensors that `adversary` will see of clients of `experiment`, but for defenses.
 
     Its values are made up: w_t is w_0, and what clients train is moved by noise.
 
     Args:
         num_examples: N; it is 1 where it is not known yet.
+        members: clients over which it is a sum.
     """
     before, controls = split_controls(experiment.initial_state())
     moves = _draw_moves(experiment, before)
@@ -46,6 +49,7 @@ def expect_message(experiment: Experiment, adversary: AdversaryTable, num_exampl
         before=before,
         payload=payload,
         num_examples=num_examples or 1,
+        members=tuple(range(members)) if members > 1 else (),
         gradient_move={name: -move for name, move in moves.items()} if adds_terms else None,
     )
 

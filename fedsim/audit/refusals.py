@@ -13,7 +13,7 @@ import torch
 
 from fedsim.audit.observers import shows_sums
 from fedsim.audit.targets import explain_hidden_terms
-from fedsim.audit.threat_model import facts_in_headers, private_facts
+from fedsim.audit.threat_model import facts_in_headers, private_facts, scale_to_group
 from fedsim.audit.visibility import explain_group_refusal
 from fedsim.base.errors import AttackError, KnowledgeError, TranscriptError
 from fedsim.federation.adversary_tables import AdversaryTable
@@ -106,6 +106,7 @@ def _check_facts(audit: Audit, attack: Attack) -> None:
     try:
         # An accelerator that this process began to use could not be used by those that it forks.
         knowledge = replace(audit.granted_knowledge.restrict_to(facts), device=torch.device("cpu"))
+        knowledge = scale_to_group(knowledge, audit.case.count_members(audit.spec.adversary))
         attack.check_facts(knowledge, audit.least_num_examples, private)
         message = audit.expected_message
         if message is None:

@@ -138,6 +138,10 @@ class Case(ABC):
         """
 
     @abstractmethod
+    def count_members(self, adversary: AdversaryTable) -> int:
+        """Return of how many clients at least a message is that `adversary` may attack: 1, or more of sums alone."""
+
+    @abstractmethod
     def count_clients(self, adversary: AdversaryTable) -> int | None:
         """Return how many clients at most the attacked rounds show; None where it is not known."""
 

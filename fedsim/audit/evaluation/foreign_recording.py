@@ -87,6 +87,10 @@ class ForeignRecording(Case):
         """Return the least N that was reported; None where nothing was recorded yet."""
         return least_of_victims({int(client): min(sizes) for client, sizes in reported.items()}, adversary)
 
+    def count_members(self, adversary: AdversaryTable) -> int:
+        """Return the size of the smallest group that sent a message."""
+        return min(map(len, self.groups), default=1)
+
     def count_clients(self, adversary: AdversaryTable) -> int | None:
         """Return how many clients were recorded in any round; None where nothing was recorded yet."""
         return len({client for group in self.groups for client in group}) or None

@@ -96,13 +96,18 @@ class OwnRun(Case):
         if experiment.training.sends == "gradient":  # the last batch of an epoch may be smaller
             batch_size = experiment.training.batch_size
             counts = {client: count % batch_size or batch_size for client, count in counts.items()}
-        table = experiment.config.secure_aggregation
-        if table is not None and not adversary.role.colluders:  # a sum is of so many members at least
-            sizes = group_sizes(table.groups, self._sample_size)
-            return sum(sorted(counts.values())[: table.min_survivors(sizes[-1])])
+        if (members := self.count_members(adversary)) > 1:
+            return sum(sorted(counts.values())[:members])
         if adversary.victims is None and adversary.who == "server" and self._all_take_part:
             return counts[min(experiment.config.recording.clients or counts)]  # the first recorded client
         return least_of_victims(counts, adversary)
+
+    def count_members(self, adversary: AdversaryTable) -> int:
+        """Return how many members of the smallest group have to answer; 1 where single messages are seen."""
+        table = self.own_experiment.config.secure_aggregation
+        if table is None or adversary.role.colluders:
+            return 1
+        return table.min_survivors(group_sizes(table.groups, self._sample_size)[-1])
 
     def count_clients(self, adversary: AdversaryTable) -> int:
         """Return how many clients are recorded, of a single round no more than are sampled."""
@@ -113,7 +118,7 @@ class OwnRun(Case):
 
     def expect_message(self, adversary: AdversaryTable, num_examples: int | None) -> Update:
         """Return a message of the form that follows from model, algorithm and settings of training."""
-        return expect_message(self.own_experiment, adversary, num_examples)
+        return expect_message(self.own_experiment, adversary, num_examples, self.count_members(adversary))
 
     def expect_private_facts(self, num_examples: int, names: Collection[str]) -> dict[str, Any]:
         """Return labels and private parts of the forms that clients have."""

@@ -77,6 +77,12 @@ STATISTICS = "the model normalises with 2.running_mean, which clients of this fe
 NO_LAST_LAYER = "labels cannot be recovered: the model ends in Softmax, not in a linear layer; grant them"
 SOFTMAX = {"model": {"name": f"{__name__}:build_softmax"}}
 
+SUMS_OF_GRADIENTS = {
+    "strategy": GRADIENTS["strategy"],
+    "training": {"local_epochs": None, "local_steps": 1, "learning_rate": None, "batch_size": 4},
+    "secure_aggregation": {"groups": "all"},
+}
+
 
 def build_softmax() -> nn.Module:
     """Return a network that gives probabilities."""
@@ -107,6 +113,13 @@ def build_softmax() -> nn.Module:
         (SOFTMAX, {}, "joint-inversion", NO_LAST_LAYER),
         (SOFTMAX, {"labels": True}, "inverting-gradients", None),
         (SOFTMAX, {}, "dlg", None),
+        (SUMS_OF_GRADIENTS, {}, "joint-inversion", None),
+        (
+            {**SUMS_OF_GRADIENTS, "strategy": {}, "training": {"batch_size": 4}},
+            {},
+            "joint-inversion",
+            "steps take 8 of",
+        ),
         (SETTINGS["control variates"], {}, "linkability", "in each round: clients add control variates"),
         (SETTINGS["control variates"], {"client_ids": False}, "inverting-gradients", "withholds who sent that; grant"),
         (SETTINGS["control variates"], {}, "inverting-gradients", None),
