@@ -511,7 +511,8 @@ def _check_aggregate(experiment: Experiment, number: int, returned: object, befo
             raise RunError(
                 f"{returns} {name} as {aggregate[name].dtype}, and the model has real numbers; return floats"
             )
-    if broken := non_finite_names(read_state(aggregate)):
+    # Models compute in float32, in which a large double is infinite.
+    if broken := non_finite_names({name: tensor.float() for name, tensor in read_state(aggregate).items()}):
         raise RunError(
             f"{returns} NaN or infinite values in {join_first(broken, 3)}; lower the step size in [strategy], or find "
             "what it divides by"

@@ -566,6 +566,10 @@ def test_a_strategy_that_asks_for_something_else_than_its_class_declares_is_stop
             lambda arrays: make_record({name: t / 0 for name, t in arrays.to_torch_state_dict().items()}),
             "returns NaN or infinite values in 1.weight, 1.bias, .*; lower the step size",
         ),
+        (
+            lambda arrays: make_record({n: t.double() * 1e300 for n, t in arrays.to_torch_state_dict().items()}),
+            "returns NaN or infinite values in 1.weight, 1.bias, .*; lower the step size",
+        ),
         (None, "returns a NoneType, expected a pair of an ArrayRecord or None, and metrics"),
         (dict, "returns a dict in its pair, expected an ArrayRecord or None"),
     ],
