@@ -267,7 +267,7 @@ class GradientInversion(Attack):
         recipe = add_public_prior(recipe, problem, self.prior, self.prior_weight, self.components, shape[1:])
         output_shape = find_output_shape(problem, knowledge, shape)
         if recipe.relu_width and not has_relus(problem, shape):
-            warn(f"{problem.where}: relu_width does nothing, because the model has no ReLU; leave it out")
+            warn(f"{problem.where}: relu_width does nothing, because the model calls no plain ReLU; leave it out")
         # Prepare the labels.
         if any(defense.mixes for defense in problem.defenses):
             recipe, problem = match_mixtures(recipe, problem, output_shape)

@@ -110,6 +110,8 @@ def test_a_width_where_there_is_no_relu_is_warned_of(caplog: pytest.LogCaptureFi
     update, facts, attack = make_update(0), knowledge(0), InvertingGradients(iterations=1, relu_width=0.3)
     attack.invert(update, facts, generator("attack"), lambda *_: None)
     assert "relu_width" not in caplog.text
-    sigmoids = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.Sigmoid(), nn.Linear(64, 10))
-    attack.invert(update, replace(facts, model=lambda: sigmoids), generator("attack"), lambda *_: None)
-    assert "round 1, client 0: relu_width does nothing, because the model has no ReLU; leave it out" in caplog.text
+    clipped = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU6(), nn.Linear(64, 10))
+    attack.invert(update, replace(facts, model=lambda: clipped), generator("attack"), lambda *_: None)
+    assert (
+        "round 1, client 0: relu_width does nothing, because the model calls no plain ReLU; leave it out" in caplog.text
+    )
