@@ -65,19 +65,23 @@ _RELUS = frozenset({functional.relu, torch.relu, Tensor.relu})
 _RELUS_IN_PLACE = frozenset({functional.relu_, torch.relu_, Tensor.relu_})
 
 
-class _Relu(torch.autograd.Function):
-    """A ReLU whose derivative is `_Step`."""
+class _OfWidth(torch.autograd.Function):
+    """A function that keeps its inputs and the width for its derivative."""
 
     generate_vmap_rule = True
-
-    @staticmethod
-    def forward(inputs: Tensor, width: float) -> Tensor:
-        return inputs.clamp_min(0)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
         ctx.save_for_backward(inputs[0])
         ctx.width = inputs[1]
+
+
+class _Relu(_OfWidth):
+    """A ReLU whose derivative is `_Step`."""
+
+    @staticmethod
+    def forward(inputs: Tensor, width: float) -> Tensor:
+        return inputs.clamp_min(0)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
@@ -85,19 +89,12 @@ class _Relu(torch.autograd.Function):
         return gradients[0] * _Step.apply(inputs, ctx.width), None
 
 
-class _Step(torch.autograd.Function):
+class _Step(_OfWidth):
     """1 above 0 and 0 elsewhere, with a Gaussian density as its derivative."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(inputs: Tensor, width: float) -> Tensor:
         return (inputs > 0).to(inputs.dtype)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0])
-        ctx.width = inputs[1]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
