@@ -75,19 +75,28 @@ def state_of(network: str) -> State:
 
 
 def measure(network: str, attack: str) -> list[Row]:
-    """Attack the gradients of the first clients, who hold test images one after another."""
+    """Attack the gradients of the first clients by a part of the attack."""
+    return attack_gradients(network, ATTACKS[attack], VICTIMS, "fedleak study")
+
+
+def attack_gradients(network: str, settings: Mapping[str, Any], clients: int, study: str) -> list[Row]:
+    """Attack the gradients of the first clients, who hold test images one after another.
+
+    Args:
+        settings: of `PartialMatching`, which with a share of 1 and no smoothing is `InvertingGradients`.
+        study: is part of the key of random starts.
+    """
     size, experiment, rows = NETWORKS[network][3], experiment_of(network), list[Row]()
     model, state, test = experiment.new_model(), state_of(network), experiment.dataset.test
     by_batch = network == "resnet18/4"
-    matching = (PartialMatchingByBatch if by_batch else PartialMatching)(**ATTACKS[attack])
-    for client in range(VICTIMS):
+    matching = (PartialMatchingByBatch if by_batch else PartialMatching)(**settings)
+    for client in range(clients):
         model.load_state_dict(state, strict=False)
         index = torch.arange(client * size, (client + 1) * size)
         labels, order = test.labels[index].sort()
         images = test.inputs(index)[order]
         gradient = mean_gradient(model.train(by_batch), experiment.data.to_model(images), labels)
-        knowledge = image_knowledge(experiment, labels)
-        rng = generator(SEED, "fedleak study", client)
+        knowledge, rng = image_knowledge(experiment, labels), generator(SEED, study, client)
         finding = invert_update(matching, gradient_update(state, gradient, size), knowledge, rng)
         truth, train = Truth(data=images, labels=labels), experiment.dataset.train
         scores = score_claim(finding, truth, generator(SEED, "floors", client), train, FLOOR, labels_granted=True)

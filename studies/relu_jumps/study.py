@@ -3,76 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
 
-import torch
-
-from adversaries.inversion.inverting_gradients import InvertingGradients
 from fedsim.audit.audit import open_audit
 from fedsim.audit.evaluation.identification import IDENTIFIED
-from fedsim.audit.evaluation.truth import Truth
 from fedsim.base.errors import ConfigError
-from fedsim.base.randomness import generator
 from fedsim.federation.config import AttackFile
 from fedsim.federation.table_validation import validate_tables
-from fedsim.interfaces.attack import Knowledge
-from fedsim.inversion.problem import InversionProblem
-from fedsim.inversion.problem_builder import build_problem
-from fedsim.inversion.recipe import Recipe
-from fedsim.recording.wire_format import Update
-from studies.fedleak.study import FLOOR, NETWORKS, SEED, experiment_of, state_of
+from studies.fedleak.study import NETWORKS, attack_gradients
 from studies.giml.study import with_interval
-from studies.messages import gradient_update, image_knowledge, invert_update, mean_gradient, score_claim
 from studies.running import Row
 from studies.trust.study import VICTIMS, case_order, case_tables, record_case
 from studies.trust.verdicts import ATTACKS
 from studies.writing import column_values, group_rows, markdown_table, select_rows
 
 CLIENTS, ITERATIONS = 10, 300
+INVERTING_GRADIENTS = {"share": 1.0, "smoothing": 0.0}
+"""As settings of `PartialMatching`."""
+COLUMNS = ("client", "psnr", "psnr floor", IDENTIFIED, f"{IDENTIFIED} floor")
 SCORES = ["PSNR (dB)", "beyond the guess", "beyond width 0", "identified (%)", "by chance (%)", "distance"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class InvertingGradientsByBatch(InvertingGradients):
-    """The attack with dummy data that BatchNorm layers normalise by their batch, as they did the client's."""
-
-    def _recipe(self, problem: InversionProblem) -> Recipe:
-        return replace(super()._recipe(problem), normalised_by_batch=True)
-
-    def _problem(self, update: Update, knowledge: Knowledge) -> InversionProblem:
-        return build_problem(update, knowledge, use_batch_statistics=True)
 
 
 def measure(width: float, network: str = "", tv_weight: float = 0.0, defense: str = "", seed: int = 0) -> list[Row]:
     """Attack gradients of a network, or the federation of the study `trust` with a defense that the server knows."""
-    return attack_gradients(network, tv_weight, width) if network else attack_federation(defense, seed, width)
-
-
-def attack_gradients(network: str, tv_weight: float, width: float) -> list[Row]:
-    """Attack the gradients of the first clients, who hold test images one after another."""
-    size, experiment, rows = NETWORKS[network][3], experiment_of(network), list[Row]()
-    model, state, test = experiment.new_model(), state_of(network), experiment.dataset.test
-    by_batch = network == "resnet18/4"
-    settings: dict[str, Any] = {"iterations": ITERATIONS, "step_size": 0.1, "tv_weight": tv_weight, "relu_width": width}
-    matching = (InvertingGradientsByBatch if by_batch else InvertingGradients)(**settings)
-    for client in range(CLIENTS):
-        model.load_state_dict(state, strict=False)
-        index = torch.arange(client * size, (client + 1) * size)
-        labels, order = test.labels[index].sort()
-        images = test.inputs(index)[order]
-        gradient = mean_gradient(model.train(by_batch), experiment.data.to_model(images), labels)
-        rng = generator(SEED, "relu jumps", client)
-        finding = invert_update(
-            matching, gradient_update(state, gradient, size), image_knowledge(experiment, labels), rng
-        )
-        truth, train = Truth(data=images, labels=labels), experiment.dataset.train
-        scores = score_claim(finding, truth, generator(SEED, "floors", client), train, FLOOR, labels_granted=True)
-        row: Row = {"client": client, "distance": float(finding.trace["l_sim"][-1])}
-        for metric in ("psnr", IDENTIFIED):
-            row |= {metric: scores[metric].value, f"{metric} floor": scores[metric].floor}
-        rows.append(row)
-    return rows
+    if not network:
+        return attack_federation(defense, seed, width)
+    settings = {"iterations": ITERATIONS, "step_size": 0.1, "tv_weight": tv_weight, "relu_width": width}
+    rows = attack_gradients(network, {**INVERTING_GRADIENTS, **settings}, CLIENTS, "relu jumps")
+    return [{"distance": row["l_sim"], **{name: row[name] for name in COLUMNS}} for row in rows]
 
 
 def attack_federation(defense: str, seed: int, width: float) -> list[Row]:
